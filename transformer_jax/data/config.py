@@ -1,0 +1,150 @@
+"""What is read, how it becomes tokens, and how tokens become batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from transformer_jax import errors
+
+EMBEDDED = 'soft.en-de'
+SPLITS = ('train', 'valid', 'test')
+NO_SPLIT = 'none'
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """The data of an experiment; every field is checked when it is built.
+
+    Attributes:
+      train: spec of the training examples: 'soft.en-de' (embedded), 'pairs.tsv', 'train.en,train.de', or
+        'tfds:name/config' with an optional ':split'.
+      valid: spec of the validation examples; empty takes the validation split of the data set which `train` names (text
+        files have none, so they need a spec here); 'none' leaves validation out.
+      test: the same for the test examples.
+      direction: 'forward' reads source and target as the data set states them (soft.en-de: English to German; a TSV:
+        left to right; a pair of files: first to second; TFDS: its supervised keys), 'reverse' exchanges them.
+      tfds_directory: where TFDS keeps its data sets; empty takes TFDS's own default.
+      limit: use only the first n training examples, for the vocabulary too; 0 uses all.
+      evaluation_limit: use only the first n examples of an evaluation split; 0 uses all.
+      tokenizer: path of a SentencePiece .model file, or a directory which holds tokenizer.model; empty trains a
+        vocabulary on the training examples.
+      vocab_size: ids of a vocabulary which is trained here.
+      vocab_examples: most training examples from which the vocabulary is trained, evenly spaced over all of them.
+      objective: what the model has to do with an example, by name (objectives.OBJECTIVES).
+      decoder_start: first decoder input: 'bos' or 'pad' (as T5 and Marian have it).
+      source_length: most tokens of a source, its end mark included; the width of a source row.
+      target_length: the same for the target.
+      too_long: a training sentence above these lengths is cut ('truncate', its end mark kept) or left out ('skip').
+        Evaluation always cuts, so that every example counts.
+      batching: 'pack' puts several pairs into one row with segment ids; 'bucket' groups pairs of similar length.
+      batch_tokens: most token slots of one global batch, padding included, source and target slots added up: every
+        batch has rows * (source width + target width) <= batch_tokens.
+      row_multiple: the number of rows is rounded down to a multiple of this, so that devices and hosts divide it.
+      bucket_boundaries: widths of the buckets below the widest, which is (source_length, target_length); a pair goes to
+        the first bucket which holds both of its sides. Empty takes 16, 32, 64, ... below the widest. Each bucket is one
+        shape of batch, so one compilation.
+      pack_limit: most pairs in one packed row; 0 sets no limit.
+      evaluation_rows: rows of an evaluation batch.
+      workers: processes which build batches; 0 builds them in a thread of this process.
+      prefetch: batches which are built ahead.
+
+    Raises:
+      UserError: for a value outside its range or an unknown choice.
+    """
+
+    train: str = EMBEDDED
+    valid: str = ''
+    test: str = ''
+    direction: str = 'forward'
+    tfds_directory: str = ''
+    limit: int = 0
+    evaluation_limit: int = 0
+    tokenizer: str = ''
+    vocab_size: int = 8000
+    vocab_examples: int = 1_000_000
+    objective: str = 'translation'
+    decoder_start: str = 'bos'
+    source_length: int = 64
+    target_length: int = 64
+    too_long: str = 'truncate'
+    batching: str = 'pack'
+    batch_tokens: int = 4096
+    row_multiple: int = 8
+    bucket_boundaries: tuple[int, ...] = ()
+    pack_limit: int = 0
+    evaluation_rows: int = 64
+    workers: int = 0
+    prefetch: int = 4
+
+    def __post_init__(self):
+        object.__setattr__(self, 'bucket_boundaries', tuple(self.bucket_boundaries))
+        errors.choose('data.direction', self.direction, ('forward', 'reverse'))
+        errors.choose('data.too_long', self.too_long, ('truncate', 'skip'))
+        errors.choose('data.batching', self.batching, ('pack', 'bucket'))
+        errors.choose('data.decoder_start', self.decoder_start, ('bos', 'pad'))
+        for name in ('limit', 'evaluation_limit', 'pack_limit', 'workers'):
+            self._check_at_least(name, 0)
+        for name in ('vocab_size', 'vocab_examples', 'batch_tokens', 'row_multiple', 'evaluation_rows', 'prefetch'):
+            self._check_at_least(name, 1)
+        for name in ('source_length', 'target_length'):
+            self._check_at_least(name, 2)
+        if not self.train or self.train == NO_SPLIT:
+            raise errors.UserError("data.train is empty; give a data set such as 'soft.en-de' or 'pairs.tsv'")
+        boundaries = self.bucket_boundaries
+        widest = max(self.source_length, self.target_length)
+        if list(boundaries) != sorted(set(boundaries)) or any(not 1 <= width < widest for width in boundaries):
+            raise errors.UserError(
+                f'data.bucket_boundaries = {boundaries} must rise from one to the next and stay between 1 and {widest - 1}'
+            )
+        smallest = self.row_multiple * (self.source_length + self.target_length)
+        if self.batch_tokens < smallest:
+            raise errors.UserError(
+                f'data.batch_tokens = {self.batch_tokens} holds less than {self.row_multiple} rows (data.row_multiple) of '
+                f'{self.source_length} + {self.target_length} tokens; give at least {smallest}'
+            )
+
+    def _check_at_least(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise errors.UserError(f'data.{name} = {value!r} must be a whole number of at least {least}')
+
+    def spec(self, split: str) -> str | None:
+        """Returns the spec of `split` ('train', 'valid' or 'test'), or None when the config leaves it out.
+
+        Raises:
+          UserError: for an unknown split, or when it is not given and text files have none of their own.
+        """
+        errors.choose('split', split, SPLITS)
+        given = {'train': self.train, 'valid': self.valid, 'test': self.test}[split]
+        if given == NO_SPLIT:
+            return None
+        if given:
+            return given
+        if self.train != EMBEDDED and not self.train.startswith('tfds:'):
+            raise errors.UserError(
+                f"data.{split} is not given, and data.train = '{self.train}' has no splits of its own; "
+                f"give data.{split}='file.tsv', or 'none' to go without"
+            )
+        return self.train
+
+    def replace(self, **changes: Any) -> DataConfig:
+        """Returns a copy with these fields changed, checked again."""
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as values which JSON can hold."""
+        return {**dataclasses.asdict(self), 'bucket_boundaries': list(self.bucket_boundaries)}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> DataConfig:
+        """Builds a config from `to_dict`'s result.
+
+        Raises:
+          UserError: for an unknown field, with the nearest valid name.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name in fields:
+            errors.choose('data field', name, names)
+        return cls(**fields)
