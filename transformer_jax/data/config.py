@@ -96,13 +96,14 @@ class DataConfig:
         widest = max(self.source_length, self.target_length)
         if list(boundaries) != sorted(set(boundaries)) or any(not 1 <= width < widest for width in boundaries):
             raise errors.UserError(
-                f'data.bucket_boundaries = {boundaries} must rise from one to the next and stay between 1 and {widest - 1}'
+                f'data.bucket_boundaries = {boundaries} must rise from one to the next '
+                f'and stay between 1 and {widest - 1}'
             )
         smallest = self.row_multiple * (self.source_length + self.target_length)
         if self.batch_tokens < smallest:
             raise errors.UserError(
-                f'data.batch_tokens = {self.batch_tokens} holds less than {self.row_multiple} rows (data.row_multiple) of '
-                f'{self.source_length} + {self.target_length} tokens; give at least {smallest}'
+                f'data.batch_tokens = {self.batch_tokens} holds less than {self.row_multiple} rows (data.row_multiple) '
+                f'of {self.source_length} + {self.target_length} tokens; give at least {smallest}'
             )
 
     def _check_at_least(self, name: str, least: int) -> None:

@@ -44,7 +44,13 @@ class Examples:
 
 
 class Objective(Protocol):
-    """What a pipeline asks of an objective."""
+    """What a pipeline asks of an objective.
+
+    Attributes:
+      widths: width of the widest row in each token stream; no encoded example is longer.
+    """
+
+    widths: tuple[int, ...]
 
     def encode(self, source: sources.Source, training: bool) -> Examples:
         """Turns the examples of `source` into tokens; all of them stay when not `training`."""
@@ -60,10 +66,10 @@ class Translation:
     """Source to target, teacher-forced: the decoder reads the start id and y_1 ... y_n and learns y_1 ... y_n and EOS.
 
     A batch holds, with S and T the widths of its rows:
-      inputs: source_tokens BS (each sentence ends with EOS), target_tokens BT (labels shifted right inside each sentence,
-        the decoder start id in front), source_mask BS and target_mask BT (1 at tokens); when packed, also source_positions,
-        target_positions (from 0 in each sentence) and source_segment_ids, target_segment_ids (pairs of a row numbered
-        from 1, 0 at padding). All int32.
+      inputs: source_tokens BS (each sentence ends with EOS), target_tokens BT (labels shifted right inside each
+        sentence, the decoder start id in front), source_mask BS and target_mask BT (1 at tokens); when packed, also
+        source_positions, target_positions (from 0 in each sentence) and source_segment_ids, target_segment_ids (pairs
+        of a row numbered from 1, 0 at padding). All int32.
       labels: BT int32, `pad_id` at padding.
       weights: BT float32, 1 at labels (EOS included), 0 at padding.
 
@@ -75,7 +81,7 @@ class Translation:
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, config: data_config.DataConfig):
         self._tokenizer = tokenizer
-        self._limits = (config.source_length, config.target_length)
+        self.widths = (config.source_length, config.target_length)
         self._too_long = config.too_long
         self.decoder_start_id = decoder_start_id(tokenizer, config)
 
@@ -87,7 +93,7 @@ class Translation:
             tokens = [self._tokenizer.encode_all([pair[side] for pair in pairs]) for side in ('source', 'target')]
             lengths = np.array([[len(sequence) + 1 for sequence in side] for side in tokens])
             blank = (lengths == 1).any(axis=0)
-            long = (lengths > np.array(self._limits)[:, None]).any(axis=0)
+            long = (lengths > np.array(self.widths)[:, None]).any(axis=0)
             keep = np.ones(len(pairs), bool)
             if training:
                 keep &= ~blank
@@ -98,7 +104,7 @@ class Translation:
             truncated += int((keep & long).sum())
             kept = np.flatnonzero(keep)
             ids.append(kept + start)
-            for side, limit, chunk in zip(tokens, self._limits, chunks, strict=True):
+            for side, limit, chunk in zip(tokens, self.widths, chunks, strict=True):
                 chunk.append(ragged.Ragged.join(side[i][: limit - 1] + [self._tokenizer.eos_id] for i in kept))
         if not ids:
             raise errors.UserError(f"'{source.name}' has no examples")

@@ -48,7 +48,9 @@ def _read(batch: Callable[[int], Batch], start: int, stop: int, config: data_con
         dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(config.workers, per_worker_buffer_size=buffer))
     batches = iter(dataset)
     try:
-        yield from batches
+        for item in batches:
+            # What comes from a worker lies in its shared memory, which goes when the worker does.
+            yield jax.tree.map(np.array, item) if config.workers else item
     finally:
         batches.close()
 
@@ -58,7 +60,8 @@ def _check_hosts(rows: int, field: str, process_index: int, process_count: int) 
         raise errors.UserError(f'process {process_index} of {process_count} does not exist; count processes from 0')
     if rows % process_count:
         raise errors.UserError(
-            f'a batch of {rows} rows does not divide over {process_count} hosts; make {field} a multiple of {process_count}'
+            f'a batch of {rows} rows does not divide over {process_count} hosts; '
+            f'make {field} a multiple of {process_count}'
         )
 
 
@@ -116,7 +119,7 @@ class TrainPipeline:
         self._objective, self._config, self._seed = objective, config, seed
         self._process = (process_index, process_count)
         self._examples, line = _encode(objective, source, training=True)
-        self._planner = planner.Planner(self._examples.lengths, config, seed)
+        self._planner = planner.Planner(self._examples.lengths, objective.widths, config, seed)
         for group in self._planner.groups:
             _check_hosts(group.rows, 'data.row_multiple', process_index, process_count)
         self.steps_per_epoch = self._planner.steps_per_epoch
@@ -159,22 +162,19 @@ class TrainPipeline:
 
     def describe(self) -> str:
         """Returns one line on examples, losses on the way, batch shapes and padding."""
-        shapes = ', '.join(
-            f'{group.rows} x {"+".join(map(str, group.widths))}' for group in self._planner.groups
-        )
+        shapes = ', '.join(f'{group.rows} x {"+".join(map(str, group.widths))}' for group in self._planner.groups)
         return (
             f'{self._line}; {self._config.batching} into batches of {shapes}, {self.steps_per_epoch:,} steps an epoch, '
             f'{100 * self.padding_share:.1f} % padding'
         )
 
 
-
 class EvaluationPipeline:
     """Every example exactly once in batches of one shape, whatever the batch size and the number of hosts.
 
-    Examples are ordered by length, so that a batch's sentences end together; `example_ids` B, int32, gives their numbers in
-    the source and -1 in the padding rows of the last batch, whose weights are 0. Every host has the same number of batches.
-    Examples above the length limits are cut and counted, never left out.
+    Examples are ordered by length, so that a batch's sentences end together; `example_ids` B, int32, gives their
+    numbers in the source and -1 in the padding rows of the last batch, whose weights are 0. Every host has the same
+    number of batches. Examples above the length limits are cut and counted, never left out.
 
     Args:
       source: the examples.
@@ -223,8 +223,7 @@ class EvaluationPipeline:
         rows = self._config.evaluation_rows
         chosen = self._order[step * rows : (step + 1) * rows]
         offsets = np.minimum(np.arange(rows + 1), len(chosen))
-        widths = (self._config.source_length, self._config.target_length)[: len(self._examples.streams)]
-        plan = planner.Batch(0, widths, chosen, offsets).part(*self._process)
+        plan = planner.Batch(0, self._objective.widths, chosen, offsets).part(*self._process)
         ids = np.full(len(plan.offsets) - 1, -1, np.int32)
         ids[: len(plan.examples)] = self._examples.ids[plan.examples]
         return {**self._objective.batch(self._examples, plan, packed=False, seed=0), 'example_ids': ids}

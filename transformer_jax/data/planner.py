@@ -15,7 +15,7 @@ from transformer_jax import errors
 from transformer_jax.data import config as data_config
 
 _FIRST_BUCKET = 16
-_OPEN_ROWS = 256
+_PACKED_TOGETHER = 2048
 
 
 class Batch(NamedTuple):
@@ -76,12 +76,13 @@ class Planner:
     """The plan of a training run.
 
     An epoch holds every example exactly once and has the same number of steps as every other, so step s is batch
-    `s % steps_per_epoch` of epoch `s // steps_per_epoch`. Each epoch shuffles anew: batches, the rows in them and, where
-    rows are packed, which examples of equal lengths sit in which row. Rows which do not fill their last batch are spread
-    evenly: the batches of one shape differ by at most one real row, and the rest are padding rows.
+    `s % steps_per_epoch` of epoch `s // steps_per_epoch`. Each epoch shuffles anew: batches, the rows in them and,
+    where rows are packed, which examples of equal lengths sit in which row. Rows which do not fill their last batch are
+    spread evenly: the batches of one shape differ by at most one real row, and the rest are padding rows.
 
     Args:
       lengths: (n, streams) tokens of each example.
+      widths: width of the widest row in each stream; no length exceeds it.
       config: how to batch.
       seed: seed of the run.
 
@@ -89,13 +90,13 @@ class Planner:
       UserError: when there are no examples.
     """
 
-    def __init__(self, lengths: np.ndarray, config: data_config.DataConfig, seed: int):
+    def __init__(self, lengths: np.ndarray, widths: tuple[int, ...], config: data_config.DataConfig, seed: int):
         if not len(lengths):
             raise errors.UserError('there are no training examples; raise data.limit or the length limits')
         self.lengths, self.seed = lengths, seed
         order = np.random.default_rng([seed]).permutation(len(lengths))
         make = {'pack': _packed, 'bucket': _bucketed}[config.batching]
-        self.groups = make(order, lengths, _widths(config, lengths.shape[1]), config)
+        self.groups = make(order, lengths, widths, config)
         self.steps_per_epoch = sum(group.steps for group in self.groups)
         self._alike = _classes(lengths)
         self._epochs: dict[int, list[Batch]] = {}
@@ -137,10 +138,6 @@ class Planner:
         return {**self.__dict__, '_epochs': {}}
 
 
-def _widths(config: data_config.DataConfig, streams: int) -> tuple[int, ...]:
-    return (config.source_length, config.target_length)[:streams]
-
-
 def _rows(widths: tuple[int, ...], config: data_config.DataConfig) -> int:
     return config.batch_tokens // sum(widths) // config.row_multiple * config.row_multiple
 
@@ -165,7 +162,7 @@ def _bucketed(
     order: np.ndarray, lengths: np.ndarray, widest: tuple[int, ...], config: data_config.DataConfig
 ) -> list[Group]:
     """Groups examples by the first bucket which holds all of their streams."""
-    boundaries = np.array(bucket_widths(config))
+    boundaries = _boundaries(max(widest), config)
     bucket = np.searchsorted(boundaries, lengths[order].max(axis=1))
     groups = []
     for index, boundary in enumerate(boundaries):
@@ -176,45 +173,44 @@ def _bucketed(
     return groups
 
 
-def bucket_widths(config: data_config.DataConfig) -> tuple[int, ...]:
-    """Returns the widths of the buckets, the widest included."""
-    widest = max(config.source_length, config.target_length)
+def _boundaries(widest: int, config: data_config.DataConfig) -> np.ndarray:
     if config.bucket_boundaries:
-        return (*config.bucket_boundaries, widest)
-    doublings = []
-    width = _FIRST_BUCKET
-    while width < widest:
-        doublings.append(width)
-        width *= 2
-    return (*doublings, widest)
+        return np.array([*config.bucket_boundaries, widest])
+    doublings = [_FIRST_BUCKET]
+    while doublings[-1] < widest:
+        doublings.append(2 * doublings[-1])
+    return np.array([*doublings[:-1], widest])
 
 
 def _packed(
     order: np.ndarray, lengths: np.ndarray, widths: tuple[int, ...], config: data_config.DataConfig
 ) -> list[Group]:
-    """Packs examples into rows: each goes to the fullest of a bounded number of open rows in which all streams fit.
+    """Packs examples into rows by best fit, longest first.
 
-    When none fits and no more may be opened, the fullest is closed.
+    The shuffled order is packed a bounded number of examples at a time, so the cost grows with the number of examples.
     """
-    most = config.pack_limit or len(order)
-    room = np.zeros((_OPEN_ROWS, len(widths)), np.int64)
-    left = np.zeros(_OPEN_ROWS, np.int64)
-    members: list[list[int]] = [[] for _ in range(_OPEN_ROWS)]
-    closed: list[list[int]] = []
-    for example in order:
-        length = lengths[example]
-        fits = (room >= length).all(axis=1) & (left > 0)
-        fullness = room.sum(axis=1)
-        if fits.any():
-            place = int(np.where(fits, fullness, np.iinfo(np.int64).max).argmin())
-        else:
-            place = int(fullness.argmin())
-            if members[place]:
-                closed.append(members[place])
-            members[place], room[place], left[place] = [], widths, most
-        members[place].append(int(example))
-        room[place] -= length
-        left[place] -= 1
-    rows = closed + [row for row in members if row]
+    rows: list[list[int]] = []
+    for start in range(0, len(order), _PACKED_TOGETHER):
+        together = order[start : start + _PACKED_TOGETHER]
+        longest_first = np.argsort(-(lengths[together] / widths).max(axis=1), kind='stable')
+        rows += _best_fit(together[longest_first], lengths, widths, config.pack_limit or len(order))
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
     return [Group(widths, _rows(widths, config), np.concatenate(rows), offsets)]
+
+
+def _best_fit(order: np.ndarray, lengths: np.ndarray, widths: tuple[int, ...], most: int) -> list[list[int]]:
+    """Puts each example into the fullest row of fewer than `most` in which every stream fits, or into a new one."""
+    rows: list[list[int]] = []
+    room = np.tile(np.array(widths), (len(order), 1))
+    for example in order.tolist():
+        opened = room[: len(rows)]
+        candidates = np.flatnonzero((opened >= lengths[example]).all(axis=1))
+        if len(candidates):
+            place = int(candidates[opened[candidates].sum(axis=1).argmin()])
+        else:
+            place = len(rows)
+            rows.append([])
+        rows[place].append(example)
+        # A full row has no room for even one token.
+        room[place] = room[place] - lengths[example] if len(rows[place]) < most else 0
+    return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -25,7 +26,7 @@ class Ragged:
         """Lays `sequences` end to end."""
         sequences = list(sequences)
         offsets = np.concatenate([[0], np.cumsum([len(sequence) for sequence in sequences])]).astype(np.int64)
-        tokens = np.fromiter((token for sequence in sequences for token in sequence), np.int32, offsets[-1])
+        tokens = np.fromiter(itertools.chain.from_iterable(sequences), np.int32, offsets[-1])
         return cls(tokens, offsets)
 
     @classmethod

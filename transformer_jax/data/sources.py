@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import mmap
 import pathlib
+import pkgutil
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -78,7 +79,9 @@ class _Lines:
         try:
             return line.decode('utf-8').removeprefix('\ufeff') if index == 0 else line.decode('utf-8')
         except UnicodeDecodeError as error:
-            raise errors.UserError(f'{self.path}:{index + 1} is not UTF-8 ({error.reason}); convert the file') from error
+            raise errors.UserError(
+                f'{self.path}:{index + 1} is not UTF-8 ({error.reason}); convert the file'
+            ) from error
 
 
 def _index(index: int, length: int) -> int:
@@ -142,7 +145,9 @@ class FilePairSource:
 class ListSource:
     """Examples held in memory, such as lines of standard input."""
 
-    def __init__(self, examples: Sequence[Example], name: str = 'list', languages: tuple[str, str] = ('source', 'target')):
+    def __init__(
+        self, examples: Sequence[Example], name: str = 'list', languages: tuple[str, str] = ('source', 'target')
+    ):
         self._examples, self.name, self.languages = examples, name, languages
 
     def __len__(self) -> int:
@@ -165,26 +170,26 @@ class TfdsSource:
     def __init__(self, name: str, split: str, directory: str = ''):
         self.name = f'tfds:{name}:{split}'
         builder = _tfds_builder(name, directory)
-        keys = builder.info.supervised_keys
-        if not keys or len(keys) != 2 or not all(isinstance(key, str) and key in builder.info.features for key in keys):
-            raise errors.UserError(f"'tfds:{name}' states no source and target language; give a translation data set")
-        self.languages = tuple(keys)
+        self.languages = _languages(builder, name)
         try:
             builder.download_and_prepare(file_format='array_record')
-            if split.split('[')[0] not in builder.info.splits:
-                raise errors.UserError(f"'tfds:{name}' has no split '{split}'{errors.suggest(split, builder.info.splits)}")
-            self._records = builder.as_data_source(split)
-        except errors.UserError:
-            raise
         except ImportError as error:
             raise errors.UserError(
-                f"'tfds:{name}' needs TensorFlow to be prepared ({_first_line(error)}); install the extra 'tf', "
-                f'or run `tfds build {name} --file_format=array_record` where it is installed'
+                f"'tfds:{name}' needs the Python module '{error.name}' to be prepared (the extra 'tf' has TensorFlow); "
+                f'install it, or run `tfds build {name} --file_format=array_record` where it is'
             ) from error
         except Exception as error:
             raise errors.UserError(
-                f"'tfds:{name}' cannot be prepared or read in {builder.data_dir}: {_first_line(error)}; "
-                'a prepared data set has to be in the format array_record'
+                f"'tfds:{name}' cannot be prepared in {builder.data_dir}: {_one_line(error)}"
+            ) from error
+        if split.split('[')[0] not in builder.info.splits:
+            raise errors.UserError(f"'tfds:{name}' has no split '{split}'{errors.suggest(split, builder.info.splits)}")
+        try:
+            self._records = builder.as_data_source(split)
+        except NotImplementedError as error:
+            raise errors.UserError(
+                f"'tfds:{name}' in {builder.data_dir} is not in the format array_record; prepare it again by "
+                f'`tfds build {name} --file_format=array_record`'
             ) from error
 
     def __len__(self) -> int:
@@ -196,28 +201,34 @@ class TfdsSource:
         return {'source': source, 'target': target}
 
 
-def _first_line(error: Exception) -> str:
-    return f'{type(error).__name__}: {(str(error).strip().splitlines() or [""])[0]}'
+def _one_line(error: Exception) -> str:
+    return f'{type(error).__name__}: {" ".join(str(error).split())}'[:300]
 
 
 def _tfds_builder(name: str, directory: str):
     import tensorflow_datasets as tfds
+    from tensorflow_datasets import translate
 
-    base = name.split('/')[0].split(':')[0]
-    module = f'tensorflow_datasets.translate.{base.removesuffix("_translate")}'
-    try:
-        # The WMT builders register themselves only when their module is imported.
-        importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
+    # The translation builders register themselves only when their modules are imported; tests lie beside them.
+    for module in pkgutil.iter_modules(translate.__path__):
+        if not module.name.endswith('_test'):
+            importlib.import_module(f'{translate.__name__}.{module.name}')
     try:
         return tfds.builder(name, data_dir=directory or None)
     except tfds.core.registered.DatasetNotFoundError as error:
-        near = errors.suggest(base, tfds.list_builders()) if tfds.list_builders() else ''
+        near = errors.suggest(name.split('/')[0], tfds.list_builders(with_community_datasets=False))
         raise errors.UserError(f"'tfds:{name}' is unknown to TFDS{near}") from error
     except ValueError as error:
-        raise errors.UserError(f"'tfds:{name}': {_first_line(error)}; see the set's configs in the TFDS catalogue") from error
+        raise errors.UserError(f"'tfds:{name}' cannot be opened: {_one_line(error)}") from error
+
+
+def _languages(builder, name: str) -> tuple[str, str]:
+    import tensorflow_datasets as tfds
+
+    keys, features = builder.info.supervised_keys or (), builder.info.features
+    if len(keys) != 2 or not all(isinstance(features[key], tfds.features.Text) for key in keys):
+        raise errors.UserError(f"'tfds:{name}' states no source and target text; give a translation data set")
+    return keys
 
 
 class _Reversed:

@@ -42,8 +42,8 @@ class Tokenizer:
     """Text to ids and back.
 
     With a vocabulary trained here `decode(encode(text)) == text`, with one exception: the character U+2581, which
-    SentencePiece itself uses as its mark of a space, comes back as a space. Nothing is normalised, and characters outside
-    the vocabulary become bytes. Ids of control symbols never come out of `encode`, whatever the text says.
+    SentencePiece itself uses as its mark of a space, comes back as a space. Nothing is normalised, and characters
+    outside the vocabulary become bytes. Ids of control symbols never come out of `encode`, whatever the text says.
 
     Attributes:
       vocab_size: V, the number of ids.
@@ -126,7 +126,9 @@ def load_tokenizer(path: str | os.PathLike) -> Tokenizer:
     if file.is_dir():
         file = file / MODEL_FILE
     if not file.is_file():
-        raise errors.UserError(f"'{file}' is not there; give a SentencePiece .model file or a directory with {MODEL_FILE}")
+        raise errors.UserError(
+            f"there is no file '{file}'; give a SentencePiece .model file or a directory with {MODEL_FILE}"
+        )
     return Tokenizer(file.read_bytes(), str(file))
 
 
@@ -140,8 +142,8 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Trains a byte-pair vocabulary (Sennrich et al. 2016) on `texts`, or takes it from the cache.
 
-    The same texts give the same ids on every machine: training runs in one thread. A cached vocabulary is found by a hash
-    of the texts, the settings and SentencePiece's version.
+    The same texts give the same ids on every machine: training runs in one thread. A cached vocabulary is found by a
+    hash of the texts, the settings and SentencePiece's version.
 
     Args:
       texts: the texts of the training split and of no other.
