@@ -1,0 +1,131 @@
+"""The cache of a model: make it, read a prompt into it, take a step, re-order its rows."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.errors import UserError
+from transformer_jax.layers.cache import Cache, KeysValues
+from transformer_jax.models.parameters import Params, unroll_params
+from transformer_jax.models.transformer import build
+
+
+def init_cache(
+    model: nn.Module,
+    batch: int,
+    capacity: int,
+    source: jax.Array | None = None,
+    source_mask: jax.Array | None = None,
+) -> Cache:
+    """Returns an empty cache of `capacity` tokens for each of `batch` rows.
+
+    Args:
+      source: (batch, S) tokens of an encoder-decoder's source, which the first `prefill` encodes, once per sentence.
+      source_mask: (batch, S), 1 for real tokens (None: all are).
+
+    Raises:
+      UserError: if the model keeps no cache, or an encoder-decoder gets no source.
+    """
+    config = model.config
+    if config.kind == 'encoder':
+        raise UserError("an encoder has no cache; kind must be 'decoder' or 'encoder_decoder'")
+    if (source is None) == (config.kind == 'encoder_decoder'):
+        raise UserError(f"kind '{config.kind}' {'needs a' if source is None else 'takes no'} source")
+    dtype = jnp.dtype(config.dtype)
+
+    def empty():
+        key = jnp.zeros((batch, capacity, config.kv_heads, config.key_dim), dtype)
+        return KeysValues(key, jnp.zeros((batch, capacity, config.kv_heads, config.value_dim), dtype))
+
+    if source is not None:
+        source = jnp.asarray(source)
+        source_mask = jnp.ones_like(source, bool) if source_mask is None else jnp.asarray(source_mask).astype(bool)
+    return Cache(
+        mixers=tuple(empty() for _ in range(config.depth('decoder'))),
+        cross=(),
+        positions=jnp.zeros((batch, capacity), jnp.int32),
+        valid=jnp.zeros((batch, capacity), bool),
+        filled=jnp.zeros((), jnp.int32),
+        overflow=jnp.zeros((), bool),
+        source=source,
+        source_mask=source_mask,
+    )
+
+
+def for_decoding(model: nn.Module, params: Params) -> tuple[nn.Module, Params]:
+    """Returns the model and its parameters with unrolled layers, which is how caches are read.
+
+    A scan would copy each layer's cache at every step; unrolled layers are updated in place.
+    """
+    config: ModelConfig = model.config
+    return build(config.replace(layer_stack='unrolled', remat='none')), unroll_params(params, config)
+
+
+def prefill(
+    model: nn.Module,
+    params: Params,
+    tokens: jax.Array,
+    cache: Cache,
+    mask: jax.Array | None = None,
+    *,
+    last_only: bool = False,
+) -> tuple[jax.Array, Cache]:
+    """Reads T tokens per row in one pass; returns their logits (B, T, V) and the new cache.
+
+    It may be called again: a prompt read as 3 + 2 tokens gives the logits of the same 5 read at once.
+
+    Args:
+      tokens: (B, T); of an encoder-decoder, the decoder's inputs, first id the decoder start id.
+      mask: (B, T), 1 for real tokens, which may be padded on either side (None: all are).
+      last_only: return only the logits (B, 1, V) of each row's last real token; those of the others are not computed.
+
+    Raises:
+      UserError: outside jit, if the tokens do not fit; inside, `cache.overflow` is set.
+    """
+    _check_room(cache, tokens.shape[1])
+    model, params = for_decoding(model, params)
+    if model.config.kind == 'encoder_decoder':
+        out = model.apply({'params': params}, target_tokens=tokens, target_mask=mask, cache=cache)
+    else:
+        out = model.apply({'params': params}, tokens, mask=mask, cache=cache)
+    if not last_only:
+        return out.logits, out.cache
+    T = tokens.shape[1]
+    last_B = jnp.full(tokens.shape[:1], T - 1) if mask is None else T - 1 - jnp.argmax(jnp.asarray(mask)[:, ::-1], axis=1)
+    hidden = jnp.take_along_axis(out.hidden, last_B[:, None, None], axis=1)
+    return model.apply({'params': params}, hidden, method='logits'), out.cache
+
+
+def step(model: nn.Module, params: Params, tokens_B1: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+    """Reads one token per row; returns its logits (B, 1, V) and the new cache. Errors as in `prefill`."""
+    return prefill(model, params, tokens_B1, cache)
+
+
+def gather_beams(cache: Cache, index: jax.Array) -> Cache:
+    """Returns the cache whose row r continues row index[r] of the old one.
+
+    Keys and values of the source stay: they belong to sentences, and row r to sentence r // (rows / sentences), so
+    index[r] must be a row of the same sentence. With more new rows than old ones it expands sentences to beams.
+
+    Args:
+      index: (new rows,) numbers of old rows.
+    """
+
+    def take(rows):
+        return rows[index]
+
+    return cache.replace(
+        mixers=jax.tree.map(take, cache.mixers), positions=take(cache.positions), valid=take(cache.valid)
+    )
+
+
+def _check_room(cache: Cache, T: int):
+    if isinstance(cache.filled, jax.core.Tracer):
+        return
+    if int(cache.filled) + T > cache.capacity:
+        raise UserError(
+            f'the cache has {cache.capacity} slots, of which {int(cache.filled)} are filled; {T} more tokens do not fit'
+        )

@@ -1,0 +1,1 @@
+"""Linen modules, one idea per file; they know nothing of training, search or meshes."""

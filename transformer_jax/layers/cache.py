@@ -1,0 +1,94 @@
+"""The cache is data: what a decoder remembers of the tokens it has read."""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.ops.masks import Mask
+
+
+@flax.struct.dataclass
+class KeysValues:
+    """Keys and values of one attention layer: arrays BSKH, the second with the width of a value head."""
+
+    key: jax.Array
+    value: jax.Array
+
+    def write(self, key_BTKH: jax.Array, value_BTKH: jax.Array, slot: jax.Array) -> KeysValues:
+        """Returns the cache with T new keys and values from `slot` on; `Cache.extend` guards the end."""
+        key = jax.lax.dynamic_update_slice_in_dim(self.key, key_BTKH.astype(self.key.dtype), slot, axis=1)
+        value = jax.lax.dynamic_update_slice_in_dim(self.value, value_BTKH.astype(self.value.dtype), slot, axis=1)
+        return KeysValues(key, value)
+
+
+@flax.struct.dataclass
+class LayerCache:
+    """What one layer remembers.
+
+    Attributes:
+      mixer: state of its sequence mixer, `KeysValues` for attention.
+      cross: keys and values of the source, one row per sentence, not per beam; None before they are made.
+      filled: slots of the mixer in use before this call, the same for all layers.
+    """
+
+    mixer: KeysValues
+    cross: KeysValues | None
+    filled: jax.Array
+
+
+@flax.struct.dataclass
+class Cache:
+    """The state of decoding: preallocated, passed in and returned.
+
+    Its size is rows x capacity x L x K x (key width + value width) numbers of the compute dtype, and for an
+    encoder-decoder sentences x S x L x K x (key width + value width) more.
+
+    Attributes:
+      mixers: state of each layer's sequence mixer.
+      cross: keys and values of the source for each layer, empty before the first prefill or without a source.
+      positions: (rows, capacity) position of the token in each slot, counting real tokens only.
+      valid: (rows, capacity) whether a slot holds a real token, so that padding on either side is a masked slot.
+      filled: slots in use, the same for all rows.
+      overflow: whether a write past the end was refused; from then on results mean nothing.
+      source: (sentences, S) source tokens, until the first prefill has encoded them.
+      source_mask: (sentences, S) booleans.
+    """
+
+    mixers: tuple[KeysValues, ...]
+    cross: tuple[KeysValues, ...]
+    positions: jax.Array
+    valid: jax.Array
+    filled: jax.Array
+    overflow: jax.Array
+    source: jax.Array | None = None
+    source_mask: jax.Array | None = None
+
+    @property
+    def capacity(self) -> int:
+        """Slots a row has."""
+        return self.valid.shape[1]
+
+    def extend(self, mask_BT: jax.Array) -> tuple[Cache, jax.Array, Mask]:
+        """Returns the cache with T more slots in use, the new tokens' positions (B, T), and the mask of their queries.
+
+        A write past the end sets `overflow` and goes to the last slots, which only a caller who ignores the flag sees.
+        """
+        mask_BT = mask_BT.astype(bool)
+        read = self.valid.sum(axis=1, keepdims=True)
+        positions = jnp.maximum(read + jnp.cumsum(mask_BT, axis=1) - 1, 0) * mask_BT
+        T = mask_BT.shape[1]
+        valid = jax.lax.dynamic_update_slice_in_dim(self.valid, mask_BT, self.filled, axis=1)
+        slots = jax.lax.dynamic_update_slice_in_dim(self.positions, positions, self.filled, axis=1)
+        cache = self.replace(
+            positions=slots, valid=valid, filled=self.filled + T, overflow=self.overflow | (self.filled + T > self.capacity)
+        )
+        mask = Mask(
+            causal=True,
+            key_valid_BS=valid,
+            query_positions_BT=positions,
+            key_positions_BS=slots,
+            offset=self.filled,
+        )
+        return cache, positions, mask

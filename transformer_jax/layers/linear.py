@@ -1,0 +1,60 @@
+"""The linear layer: a product over one or several axes, with named parameter axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.ops.products import einsum
+
+_LETTERS = 'abcdefgh'
+
+
+def kernel_init(config: ModelConfig, fan_in: int, fan_out: int, gain: float = 1.0):
+    """Returns the initialiser of a matrix: Glorot's uniform +- gain sqrt(6 / (fan_in + fan_out)), or a normal."""
+    if config.initializer == 'normal':
+        return nn.initializers.normal(gain * config.initializer_stddev)
+    limit = gain * math.sqrt(6 / (fan_in + fan_out))
+
+    def xavier_uniform(key, shape, dtype):
+        return jax.random.uniform(key, shape, dtype, -limit, limit)
+
+    return xavier_uniform
+
+
+class Linear(nn.Module):
+    """y = x W + b over the last axes of x, one for each axis of W which is no output axis.
+
+    Attributes:
+      shape: of W, input axes first; axes: their logical names.
+      inputs: how many of them are input axes.
+      gain: factor of the initial scale.
+    """
+
+    config: ModelConfig
+    shape: Sequence[int]
+    axes: Sequence[str]
+    inputs: int = 1
+    use_bias: bool = False
+    gain: float = 1.0
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        config = self.config
+        fan_in, fan_out = math.prod(self.shape[: self.inputs]), math.prod(self.shape[self.inputs :])
+        init = nn.with_logical_partitioning(kernel_init(config, fan_in, fan_out, self.gain), tuple(self.axes))
+        kernel = self.param('kernel', init, tuple(self.shape), jnp.dtype(config.param_dtype))
+        letters = _LETTERS[: len(self.shape)]
+        batch = 'uvwxyz'[: x.ndim - self.inputs]
+        spec = f'{batch}{letters[: self.inputs]},{letters}->{batch}{letters[self.inputs :]}'
+        y = einsum(spec, x.astype(config.dtype), kernel)
+        if self.use_bias:
+            init = nn.with_logical_partitioning(nn.initializers.zeros, tuple(self.axes[self.inputs :]))
+            bias = self.param('bias', init, tuple(self.shape[self.inputs :]), jnp.dtype(config.param_dtype))
+            y += bias.astype(y.dtype)
+        return y

@@ -1,0 +1,215 @@
+"""A stack of layers: one block per layer, scanned over the repeating period or unrolled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.layers.attention import Attention
+from transformer_jax.layers.cache import LayerCache
+from transformer_jax.layers.embedding import Table
+from transformer_jax.layers.feedforward import FeedForward
+from transformer_jax.layers.norm import Norm
+from transformer_jax.layers.residual import Residual, deepnorm
+from transformer_jax.ops.masks import Mask
+from transformer_jax.ops.positions import alibi_bias, relative_bucket
+
+REMAT_POLICIES = {
+    'full': lambda: jax.checkpoint_policies.nothing_saveable,
+    'dots': lambda: jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    'offload': lambda: jax.checkpoint_policies.offload_dot_with_no_batch_dims('device', 'pinned_host'),
+}
+
+
+@flax.struct.dataclass
+class StackInputs:
+    """What every layer of a stack reads alike.
+
+    Attributes:
+      positions_BT: positions of the tokens.
+      mask: which key a query of self-attention sees; bias_BNTS: added to its scores (ALiBi, T5).
+      context_BSD: the encoder's output, for cross-attention; context_mask: which of it a query sees.
+    """
+
+    positions_BT: jax.Array
+    mask: Mask
+    bias_BNTS: jax.Array | None = None
+    context_BSD: jax.Array | None = None
+    context_mask: Mask | None = None
+
+
+@flax.struct.dataclass
+class LayerOutput:
+    """What a layer, or a stack of layers on a leading L axis, gives beside its hidden state.
+
+    Attributes:
+      hidden_BTD: the hidden state, if asked for.
+      attention_BNTS, cross_attention_BNTS: attention weights, if asked for.
+      cache: the layer's new cache, if there was one.
+    """
+
+    hidden_BTD: jax.Array | None
+    attention_BNTS: jax.Array | None
+    cross_attention_BNTS: jax.Array | None
+    cache: LayerCache | None
+
+
+class Block(nn.Module):
+    """One layer: self-attention, cross-attention in a decoder with a context, and feed-forward, each in `Residual`.
+
+    Attributes:
+      stack: 'encoder' or 'decoder'.
+      layer_kind: 'global' or 'local'.
+      cross: whether there is cross-attention.
+      deterministic: no dropout.
+      return_hiddens, return_attentions: what `LayerOutput` holds.
+    """
+
+    config: ModelConfig
+    stack: str
+    layer_kind: str
+    cross: bool
+    deterministic: bool
+    return_hiddens: bool
+    return_attentions: bool
+
+    @nn.compact
+    def __call__(
+        self, x_BTD: jax.Array, inputs: StackInputs, cache: LayerCache | None = None
+    ) -> tuple[jax.Array, LayerOutput]:
+        config, deterministic = self.config, self.deterministic
+        alpha, beta = deepnorm(config, self.stack)
+        attend = Attention(config, self.layer_kind, gain=beta, name='attention')
+        feed_forward = FeedForward(config, gain=beta, name='ffn')
+        residual = Residual(config, alpha, name='attention_residual')
+        ffn_residual = Residual(config, alpha, in_norm=config.norm_position != 'parallel', name='ffn_residual')
+
+        entered = residual.enter(x_BTD)
+        y, mixer, weights = attend(
+            entered, None, inputs.mask, inputs.bias_BNTS, inputs.positions_BT, cache, deterministic, self.return_attentions
+        )
+        cross_weights = cross = None
+        if config.norm_position in ('parallel', 'parallel_two_norms'):
+            shared = config.norm_position == 'parallel'
+            branch = feed_forward(entered if shared else ffn_residual.enter(x_BTD), deterministic)
+            x_BTD = residual.leave(x_BTD, y, deterministic)
+        else:
+            x_BTD = residual.leave(x_BTD, y, deterministic)
+            if self.cross:
+                cross_residual = Residual(config, alpha, name='cross_attention_residual')
+                y, cross, cross_weights = Attention(config, cross=True, gain=beta, name='cross_attention')(
+                    cross_residual.enter(x_BTD), inputs.context_BSD, inputs.context_mask, None, inputs.positions_BT,
+                    cache, deterministic, self.return_attentions,
+                )  # fmt: skip
+                x_BTD = cross_residual.leave(x_BTD, y, deterministic)
+            branch = feed_forward(ffn_residual.enter(x_BTD), deterministic)
+        x_BTD = ffn_residual.leave(x_BTD, branch, deterministic)
+        new_cache = None if cache is None else LayerCache(mixer, cross, cache.filled)
+        return x_BTD, LayerOutput(x_BTD if self.return_hiddens else None, weights, cross_weights, new_cache)
+
+
+class Period(nn.Module):
+    """The blocks of one period of the layer pattern, the body of the scan."""
+
+    block: type[nn.Module]
+    config: ModelConfig
+    options: Mapping[str, Any]
+
+    @nn.compact
+    def __call__(self, x_BTD: jax.Array, inputs: StackInputs) -> tuple[jax.Array, tuple[LayerOutput, ...]]:
+        outputs = []
+        for j, kind in enumerate(self.config.layer_pattern):
+            x_BTD, output = self.block(self.config, layer_kind=kind, **self.options, name=f'block_{j}')(x_BTD, inputs)
+            outputs.append(output)
+        return x_BTD, tuple(outputs)
+
+
+class Stack(nn.Module):
+    """x_l = layer_l(x_{l-1}), then the final norm where the placement has one.
+
+    With `layer_stack='scan'` the layers of each whole period lie in `layers/block_j` with a leading axis of L / period
+    and are compiled once; what is left over, and every layer when unrolled, lies in `layers_i`.
+
+    Attributes:
+      name_of_stack: 'encoder' or 'decoder'; cross: whether its layers have cross-attention.
+    """
+
+    config: ModelConfig
+    name_of_stack: str
+    cross: bool = False
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BTD: jax.Array,
+        inputs: StackInputs,
+        caches: tuple[LayerCache, ...] | None = None,
+        deterministic: bool = True,
+        return_hiddens: bool = False,
+        return_attentions: bool = False,
+    ) -> tuple[jax.Array, list[LayerOutput]]:
+        """Returns the last hidden state after the final norm, and each layer's output.
+
+        Args:
+          caches: one for each layer; decoding runs unrolled layers, see `models.convert.unrolled`.
+        """
+        config = self.config
+        inputs = inputs.replace(bias_BNTS=self._bias(inputs, x_BTD.shape[1]))
+        options = dict(
+            stack=self.name_of_stack,
+            cross=self.cross,
+            deterministic=deterministic,
+            return_hiddens=return_hiddens,
+            return_attentions=return_attentions,
+        )
+        depth, period = config.depth(self.name_of_stack), len(config.layer_pattern)
+        repeats = depth // period if config.layer_stack == 'scan' else 0
+        block = Block
+        if config.remat != 'none':
+            policy = REMAT_POLICIES[config.remat]()
+            block = nn.remat(Block, policy=policy, prevent_cse=config.layer_stack != 'scan')
+        outputs = []
+        if repeats:
+            scan = nn.scan(
+                Period,
+                variable_axes={'params': 0},
+                split_rngs={'params': True, 'dropout': True},
+                in_axes=nn.broadcast,
+                length=repeats,
+                metadata_params={nn.PARTITION_NAME: 'layers'},
+            )
+            x_BTD, stacked = scan(block, config, options, name='layers')(x_BTD, inputs)
+            for repeat in range(repeats):
+                outputs += [jax.tree.map(lambda leaf: leaf[repeat], output) for output in stacked]
+        for i in range(repeats * period, depth):
+            layer = block(config, layer_kind=config.layer_pattern[i % period], **options, name=f'layers_{i}')
+            x_BTD, output = layer(x_BTD, inputs, None if caches is None else caches[i])
+            outputs.append(output)
+        if config.has_final_norm:
+            x_BTD = Norm(config, name='final_norm')(x_BTD)
+        return x_BTD, outputs
+
+    def _bias(self, inputs: StackInputs, T: int) -> jax.Array | None:
+        config = self.config
+        if config.position not in ('alibi', 'relative'):
+            return None
+        queries_BT = inputs.positions_BT
+        keys_BS = queries_BT if inputs.mask.key_positions_BS is None else inputs.mask.key_positions_BS
+        if config.position == 'alibi':
+            return alibi_bias(queries_BT, keys_BS, config.num_heads)
+        bucket_BTS = relative_bucket(
+            keys_BS[:, None, :] - queries_BT[:, :, None],
+            bidirectional=self.name_of_stack == 'encoder',
+            buckets=config.relative_buckets,
+            max_distance=config.relative_max_distance,
+        )
+        init = nn.with_logical_partitioning(nn.initializers.normal(config.d_model**-0.5), ('buckets', 'heads'))
+        shape = (config.relative_buckets, config.num_heads)
+        table = self.param('relative_bias', init, shape, jnp.dtype(config.param_dtype))
+        return jnp.moveaxis(table.astype(jnp.float32)[bucket_BTS], -1, 1)
