@@ -1,5 +1,24 @@
 """Checkpoints: saved in the background, checksummed, restored strictly onto whatever devices are here."""
 
 from transformer_jax.checkpoints.manager import CheckpointManager, Restored
+from transformer_jax.checkpoints.names import ArrayInfo
+from transformer_jax.checkpoints.restore import (
+    Partial,
+    average_params,
+    list_arrays,
+    read_metadata,
+    restore_params,
+    restore_partial,
+)
 
-__all__ = ['CheckpointManager', 'Restored']
+__all__ = [
+    'ArrayInfo',
+    'CheckpointManager',
+    'Partial',
+    'Restored',
+    'average_params',
+    'list_arrays',
+    'read_metadata',
+    'restore_params',
+    'restore_partial',
+]

@@ -35,8 +35,9 @@ def acquire(directory: epath.Path) -> None:
     except OSError:
         owner = os.pread(descriptor, 200, 0).decode(errors='replace').strip()
         os.close(descriptor)
-        raise UserError(f'{directory} is being written by another run ({owner or "unknown"}); stop it or choose another '
-                        'directory') from None
+        raise UserError(
+            f'{directory} is being written by another run ({owner or "unknown"}); stop it or choose another directory'
+        ) from None
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f'process {os.getpid()} on {socket.gethostname()}'.encode(), 0)
     _held[name] = descriptor, 1

@@ -33,8 +33,9 @@ class Restored(NamedTuple):
 class CheckpointManager:
     """The checkpoints of one run: `directory/<step>/{arrays/, manifest.json}`.
 
-    A step exists once its manifest does, which is written last; so a kill at any moment leaves all earlier steps as they
-    were and the new one either whole or not counted. Every process of a run makes the same calls in the same order.
+    A step exists once its manifest does, which is written last; so a kill at any moment leaves all earlier steps as
+    they were and the new one either whole or not counted. Every process of a run makes the same calls in the same
+    order.
 
     Attributes:
       directory: where the steps lie; created if absent. Local paths, or any which orbax opens (gs://).
@@ -48,8 +49,16 @@ class CheckpointManager:
       UserError: for a bad choice, or a directory which another run is writing.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], keep: int | None = 3, best_metric: str | None = None,
-                 best_mode: str = 'max', *, read_only: bool = False, timeout_seconds: int = 1200) -> None:
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        keep: int | None = 3,
+        best_metric: str | None = None,
+        best_mode: str = 'max',
+        *,
+        read_only: bool = False,
+        timeout_seconds: int = 1200,
+    ) -> None:
         choose('best_mode', best_mode, ('max', 'min'))
         if keep is not None and keep < 1:
             raise UserError(f'keep = {keep} checkpoints is too few; choose at least 1, or None for all')
@@ -78,8 +87,8 @@ class CheckpointManager:
     def save(self, step: int, state: Any, metadata: Mapping[str, Any]) -> bool:
         """Starts saving `state` as `step` and returns once its values are held on the host.
 
-        Waits for the save before it. A step which this manager has written already is left alone (False is returned); one
-        left by an earlier run is replaced.
+        Waits for the save before it. A step which this manager has written already is left alone (False is returned);
+        one left by an earlier run is replaced.
 
         Args:
           step: number of updates that `state` has had.
@@ -132,11 +141,13 @@ class CheckpointManager:
         if processes.is_first():
             self._attempt(steps.remove, self._directory / str(self._saving))
         reason = 'another process failed' if error is None else ' '.join(str(error).split())
-        raise UserError(f'checkpoint {self._saving} could not be written to {self._directory}: {reason}; earlier ones are '
-                        'intact') from error
+        raise UserError(
+            f'checkpoint {self._saving} could not be written to {self._directory}: {reason}; earlier ones are intact'
+        ) from error
 
     def _finish(self, folder: epath.Path, record: dict[str, Any]) -> None:
         """Background: waits for the arrays, writes the manifest, then deletes what need not be kept."""
+
         def work() -> None:
             self._writer.wait()
             if processes.is_first():
@@ -150,7 +161,7 @@ class CheckpointManager:
         if self._keep is None:
             return
         # The step just saved stays even when older runs left higher numbers.
-        wanted = {just_saved, self.best_step(), *present[-self._keep:]}
+        wanted = {just_saved, self.best_step(), *present[-self._keep :]}
         for step in present:
             if step not in wanted:
                 steps.remove(self._directory / str(step))
@@ -220,14 +231,14 @@ class CheckpointManager:
         """Restores the newest intact step, or exactly `step`, straight into the shardings of `abstract_state`.
 
         Args:
-          abstract_state: pytree of jax.ShapeDtypeStruct; where `sharding` is None a numpy array comes back. The mesh of the
-            saving run is never looked at, so any number of devices will do.
-          step: a finished step; None takes the newest whose checksums all hold. A damaged one is set aside under the name
-            `<step>.damaged`, unless read-only.
+          abstract_state: pytree of jax.ShapeDtypeStruct; where `sharding` is None a numpy array comes back. The mesh of
+            the saving run is never looked at, so any number of devices will do.
+          step: a finished step; None takes the newest whose checksums all hold. A damaged one is set aside under the
+            name `<step>.damaged`, unless read-only.
 
         Raises:
-          UserError: if there is no intact checkpoint, `step` is damaged, or anything is missing, unexpected, misshaped or
-            of another dtype; every difference is listed.
+          UserError: if there is no intact checkpoint, `step` is damaged, or anything is missing, unexpected, misshaped
+            or of another dtype; every difference is listed.
         """
         self.wait()
         wanted_leaves = names.named_leaves(abstract_state)
@@ -243,7 +254,7 @@ class CheckpointManager:
                 continue
             found = names.differences(record['arrays'], names.describe(wanted_leaves))
             if found:
-                raise UserError(f'checkpoint {candidate} in {self._directory} does not fit the state: {"; ".join(found)}')
+                raise UserError(f'checkpoint {candidate} in {self._directory} does not fit: {"; ".join(found)}')
             arrays = storage.read(self._directory / str(candidate) / manifest.ARRAYS, wanted_leaves)
             state = jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted_leaves])
             return Restored(state, candidate, record['metadata'], tuple(skipped))
@@ -256,7 +267,7 @@ class CheckpointManager:
         record, reason = None, 'another process found it damaged'
         try:
             record = manifest.read(folder)
-            manifest.verify(folder, record, jax.process_index(), jax.process_count())
+            manifest.verify(folder, record['files'], jax.process_index(), jax.process_count())
         except manifest.Damaged as damage:
             record, reason = None, str(damage)
         if processes.all_true(record is not None):

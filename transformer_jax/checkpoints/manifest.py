@@ -1,14 +1,14 @@
 """The manifest of a checkpoint: what it holds and the checksum of every file, written last and all at once.
 
 A step is finished when `manifest.json` lies in its folder, and only then; a process killed before that leaves a step
-which is not counted. The file lists arrays by name, shape and dtype, so that a checkpoint is read about without loading it.
+which is not counted. The file lists arrays by name, shape and dtype, so that nothing need be loaded to know them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ def to_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
       UserError: naming what is not JSON.
     """
+
     def plain(value: Any) -> Any:
         if getattr(value, 'ndim', None) == 0 and hasattr(value, 'dtype'):
             return np.asarray(value).item()
@@ -41,8 +42,14 @@ def to_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(dict(metadata), default=plain))
 
 
-def write(folder: epath.Path, *, step: int, metadata: Mapping[str, Any], versions: Mapping[str, str],
-          arrays: Mapping[str, ArrayInfo]) -> None:
+def write(
+    folder: epath.Path,
+    *,
+    step: int,
+    metadata: Mapping[str, Any],
+    versions: Mapping[str, str],
+    arrays: Mapping[str, ArrayInfo],
+) -> None:
     """Checksums the files below `folder / 'arrays'` and writes the manifest, which finishes the checkpoint."""
     files = {name: _checksum(folder / name) for name in _list_files(folder, ARRAYS)}
     record = {
@@ -86,13 +93,19 @@ def read(folder: epath.Path) -> dict[str, Any]:
     return record
 
 
-def verify(folder: epath.Path, record: Mapping[str, Any], part: int = 0, parts: int = 1) -> None:
-    """Compares every `parts`-th file of a checkpoint, from number `part`, with its checksum.
+def files_for(record: Mapping[str, Any], wanted: Collection[str]) -> dict[str, tuple[int, str]]:
+    """Returns {file: (bytes, SHA-256)} needed to read the arrays `wanted`: theirs and the common ones."""
+    others = tuple(f'{ARRAYS}/{name.replace("/", ".")}/' for name in record['arrays'] if name not in wanted)
+    return {file: tuple(checksum) for file, checksum in record['files'].items() if not file.startswith(others)}
+
+
+def verify(folder: epath.Path, files: Mapping[str, tuple[int, str]], part: int = 0, parts: int = 1) -> None:
+    """Compares every `parts`-th of some files of a checkpoint, from number `part`, with its checksum.
 
     Raises:
       Damaged: naming the first file which is missing, unreadable, shortened or altered.
     """
-    for name, (size, digest) in sorted(record['files'].items())[part::parts]:
+    for name, (size, digest) in sorted(files.items())[part::parts]:
         try:
             found_size, found_digest = _checksum(folder / name)
         except FileNotFoundError:

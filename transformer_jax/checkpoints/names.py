@@ -22,8 +22,8 @@ class ArrayInfo(NamedTuple):
 def named_leaves(tree: Any) -> dict[str, Any]:
     """Returns {name: leaf}, the name being the path of the leaf with its parts joined by `/`.
 
-    Fields of dataclasses and named tuples go by name, elements of tuples by number; empty nodes (None, optax.EmptyState)
-    have no name, so they come back from the structure of the caller and never from the disk.
+    Fields of dataclasses and named tuples go by name, elements of tuples by number; empty nodes (None,
+    optax.EmptyState) have no name, so they come back from the structure of the caller and never from the disk.
 
     Raises:
       UserError: if a part contains `/`, or two names would be one file on disk.
@@ -104,10 +104,22 @@ def differences(saved: Mapping[str, ArrayInfo], wanted: Mapping[str, ArrayInfo])
     groups: list[tuple[str, Iterable[str]]] = [
         ('missing from the checkpoint', (_show(name, wanted[name]) for name in wanted if name not in saved)),
         ('not in the state', (_show(name, saved[name]) for name in saved if name not in wanted)),
-        ('shape differs', (f'{name} is {saved[name].shape} in the checkpoint and {wanted[name].shape} in the state'
-                           for name in common if saved[name].shape != wanted[name].shape)),
-        ('dtype differs', (f'{name} is {saved[name].dtype} in the checkpoint and {wanted[name].dtype} in the state'
-                           for name in common if saved[name].dtype != wanted[name].dtype)),
+        (
+            'shape differs',
+            (
+                f'{name} is {saved[name].shape} in the checkpoint and {wanted[name].shape} in the state'
+                for name in common
+                if saved[name].shape != wanted[name].shape
+            ),
+        ),
+        (
+            'dtype differs',
+            (
+                f'{name} is {saved[name].dtype} in the checkpoint and {wanted[name].dtype} in the state'
+                for name in common
+                if saved[name].dtype != wanted[name].dtype
+            ),
+        ),
     ]
     for what, entries in groups:
         listed = list(entries)

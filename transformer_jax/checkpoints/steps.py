@@ -35,7 +35,7 @@ def unfinished(directory: epath.Path) -> list[int]:
 
 
 def remove(folder: epath.Path) -> None:
-    """Deletes a step: its manifest first, so that a kill in between leaves an unfinished step and never a damaged one."""
+    """Deletes a step: its manifest first, so that a kill in between leaves an unfinished step, never a damaged one."""
     (folder / manifest.MANIFEST).unlink(missing_ok=True)
     if folder.exists():
         folder.rmtree()

@@ -17,8 +17,10 @@ from etils import epath
 
 from transformer_jax.checkpoints import names
 
-# Orbax warns at every save that there are no OCDBT files, which is how we want it.
-logging.getLogger('absl').addFilter(lambda record: 'Skipping merge of OCDBT' not in str(record.msg))
+# What orbax logs in vain: at every save that there are no OCDBT files, which is how we want it, and at a failed save
+# two tracebacks of the error which `Writer.wait` raises.
+_IN_VAIN = ('Skipping merge of OCDBT', '_SignalingThread.run() raised', 'Handler Commit operations or the Commit')
+logging.getLogger('absl').addFilter(lambda record: not any(text in str(record.msg) for text in _IN_VAIN))
 
 
 def _handler() -> ocp.PyTreeCheckpointHandler:
@@ -30,7 +32,8 @@ class Writer:
 
     def __init__(self, timeout_seconds: int) -> None:
         self._checkpointer = ocp.AsyncCheckpointer(
-            _handler(), async_options=ocp.options.AsyncOptions(timeout_secs=timeout_seconds))
+            _handler(), async_options=ocp.options.AsyncOptions(timeout_secs=timeout_seconds)
+        )
 
     def save(self, folder: epath.Path, leaves: Mapping[str, Any]) -> None:
         """Starts writing {name: array} to `folder`; returns when the values are held on the host.
@@ -64,8 +67,10 @@ def read(folder: epath.Path, targets: Mapping[str, Any]) -> dict[str, Any]:
     stored = {name: names.storable(target) for name, target in targets.items()}
     arguments = {name: _restore_argument(struct) for name, struct in stored.items()}
     checkpointer = ocp.Checkpointer(_handler())
-    tree = checkpointer.restore(folder, args=ocp.args.PyTreeRestore(
-        item=names.nest(stored), restore_args=names.nest(arguments), partial_restore=True))
+    tree = checkpointer.restore(
+        folder,
+        args=ocp.args.PyTreeRestore(item=names.nest(stored), restore_args=names.nest(arguments), partial_restore=True),
+    )
     checkpointer.close()
     arrays = names.named_leaves(tree)
     return {name: _from_storable(arrays[name], target) for name, target in targets.items()}
@@ -75,7 +80,8 @@ def _restore_argument(struct: jax.ShapeDtypeStruct) -> ocp.RestoreArgs:
     if struct.sharding is None:
         return ocp.RestoreArgs(restore_type=np.ndarray, dtype=struct.dtype)
     return ocp.ArrayRestoreArgs(
-        restore_type=jax.Array, sharding=struct.sharding, global_shape=struct.shape, dtype=struct.dtype)
+        restore_type=jax.Array, sharding=struct.sharding, global_shape=struct.shape, dtype=struct.dtype
+    )
 
 
 def _to_storable(leaf: Any) -> Any:

@@ -2,10 +2,19 @@
 
 from transformer_jax.sharding.batch import batch_sharding, check_batch, place_batch
 from transformer_jax.sharding.mesh import MESH_AXES, MeshConfig, make_mesh
-from transformer_jax.sharding.rules import DEFAULT_RULES, axes_like, resolve
-from transformer_jax.sharding.table import check_replicated, startup_table
+from transformer_jax.sharding.rules import DEFAULT_RULES, resolve
+from transformer_jax.sharding.table import bytes_per_device, check_replicated, startup_table
 
 __all__ = [
-    'DEFAULT_RULES', 'MESH_AXES', 'MeshConfig', 'axes_like', 'batch_sharding', 'check_batch', 'check_replicated', 'make_mesh',
-    'place_batch', 'resolve', 'startup_table',
+    'DEFAULT_RULES',
+    'MESH_AXES',
+    'MeshConfig',
+    'batch_sharding',
+    'bytes_per_device',
+    'check_batch',
+    'check_replicated',
+    'make_mesh',
+    'place_batch',
+    'resolve',
+    'startup_table',
 ]

@@ -28,8 +28,10 @@ def check_batch(rows: int, mesh: Mesh, rules: Rules = DEFAULT_RULES) -> None:
         shown = ' x '.join(f'{axis} {size}' for axis, size in axes.items())
         below, above = rows // devices * devices, (rows // devices + 1) * devices
         choices = f'{below} or {above}' if below > 0 else f'{above}'
-        raise UserError(f'a batch of {rows} rows does not divide into {devices} data devices ({shown or "one device"}); choose '
-                        f'{choices} rows, or another mesh')
+        raise UserError(
+            f'a batch of {rows} rows does not divide into {devices} data devices ({shown or "one device"}); '
+            f'choose {choices} rows, or another mesh'
+        )
 
 
 def batch_sharding(mesh: Mesh, rules: Rules = DEFAULT_RULES) -> NamedSharding:

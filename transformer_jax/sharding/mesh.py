@@ -40,7 +40,7 @@ class MeshConfig:
         sizes = dataclasses.asdict(self)
         for name, size in sizes.items():
             if size < -1 or size == 0:
-                raise UserError(f'mesh.{name} = {size} is no number of devices; choose 1 or more, or -1 for what is left over')
+                raise UserError(f'mesh.{name} = {size} is no number of devices; choose 1 or more, or -1 for the rest')
         open_axes = [name for name, size in sizes.items() if size == -1]
         if len(open_axes) > 1:
             raise UserError(f'mesh.{" and mesh.".join(open_axes)} are -1; only one axis can take what is left over')
@@ -56,12 +56,16 @@ class MeshConfig:
         shown = ' x '.join(f'{name} {size}' for name, size in sizes.items() if size not in (1, -1)) or 'all axes 1'
         open_axis = next((name for name, size in sizes.items() if size == -1), None)
         if open_axis is None and fixed != device_count:
-            raise UserError(f'mesh {shown} needs {fixed} devices, but there are {device_count}; let the sizes multiply to '
-                            f'{device_count}, or set one to -1')
+            raise UserError(
+                f'mesh {shown} needs {fixed} devices, but there are {device_count}; let the sizes multiply to '
+                f'{device_count}, or set one to -1'
+            )
         if open_axis is not None:
             if device_count % fixed:
-                raise UserError(f'mesh {shown} = {fixed} does not divide {device_count} devices, so nothing whole is left '
-                                f'for {open_axis}; choose sizes whose product divides {device_count}')
+                raise UserError(
+                    f'mesh {shown} = {fixed} does not divide {device_count} devices, so nothing whole is left for '
+                    f'{open_axis}; choose sizes whose product divides {device_count}'
+                )
             sizes[open_axis] = device_count // fixed
         return sizes
 

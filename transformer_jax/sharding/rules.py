@@ -14,20 +14,23 @@ from transformer_jax.errors import UserError, suggest
 
 Rules = Mapping[str, tuple[str, ...]]
 
-DEFAULT_RULES: Rules = MappingProxyType({
-    'batch': ('data', 'fsdp', 'expert'),
-    'length': ('sequence',),
-    'embed': ('fsdp',),
-    'heads': ('tensor',),
-    'kv_heads': ('tensor',),
-    'head_dim': (),
-    'mlp': ('tensor',),
-    'vocab': ('tensor',),
-    'experts': ('expert',),
-    'layers': (),
-    'positions': (),
-    'norm': (),
-})
+DEFAULT_RULES: Rules = MappingProxyType(
+    {
+        'batch': ('data', 'fsdp', 'expert'),
+        'length': ('sequence',),
+        'embed': ('fsdp',),
+        'heads': ('tensor',),
+        'kv_heads': ('tensor',),
+        'head_dim': (),
+        'mlp': ('tensor',),
+        'vocab': ('tensor',),
+        'experts': ('expert',),
+        'layers': (),
+        'positions': (),
+        'types': (),
+        'buckets': (),
+    }
+)
 """Mesh axes of each logical axis: data parallel, FSDP over D, tensor parallel over N, K, F and V, experts over E."""
 
 
@@ -41,8 +44,8 @@ def resolve(abstract: Any, axes: Any, mesh: Mesh, rules: Rules = DEFAULT_RULES) 
       rules: logical name -> mesh axes; `()` leaves the dimension whole.
 
     Raises:
-      UserError: naming the array and the logical axis, for an unknown name, a wrong number of names, a mesh axis asked for
-        twice, or a size which does not divide.
+      UserError: naming the array and the logical axis, for an unknown name, a wrong number of names, a mesh axis asked
+        for twice, or a size which does not divide.
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(abstract)
     try:
@@ -56,11 +59,12 @@ def resolve(abstract: Any, axes: Any, mesh: Mesh, rules: Rules = DEFAULT_RULES) 
     return structure.unflatten(shardings)
 
 
-def resolve_one(name: str, shape: Sequence[int], logical: Sequence[str | None], mesh: Mesh,
-                rules: Rules = DEFAULT_RULES) -> PartitionSpec:
+def resolve_one(
+    name: str, shape: Sequence[int], logical: Sequence[str | None], mesh: Mesh, rules: Rules = DEFAULT_RULES
+) -> PartitionSpec:
     """Returns the PartitionSpec of one array; mesh axes of size 1 are left out of it. Errors as in `resolve`."""
     if len(logical) != len(shape):
-        raise UserError(f"'{name}' has shape {tuple(shape)} but {len(logical)} logical axes {tuple(logical)}; name each one")
+        raise UserError(f"'{name}' has shape {tuple(shape)} but {len(logical)} logical axes {tuple(logical)}")
     taken: dict[str, str] = {}
     entries = []
     for size, axis in zip(shape, logical, strict=True):
@@ -71,30 +75,17 @@ def resolve_one(name: str, shape: Sequence[int], logical: Sequence[str | None], 
             if mesh_axis not in mesh.shape:
                 raise UserError(f"rule '{axis}' names the mesh axis '{mesh_axis}'{suggest(mesh_axis, mesh.shape)}")
             if mesh_axis in taken:
-                raise UserError(f"'{name}' {tuple(logical)} asks for the mesh axis '{mesh_axis}' twice, by '{taken[mesh_axis]}' "
-                                f"and '{axis}'; give one of them another name or rule")
+                raise UserError(
+                    f"'{name}' {tuple(logical)} asks for the mesh axis '{mesh_axis}' twice, by '{taken[mesh_axis]}' "
+                    f"and '{axis}'; give one of them another name or rule"
+                )
             taken[mesh_axis] = axis
         divisor = math.prod(mesh.shape[mesh_axis] for mesh_axis in mesh_axes)
         if size % divisor:
             sizes = ' x '.join(f"'{mesh_axis}' {mesh.shape[mesh_axis]}" for mesh_axis in mesh_axes)
-            raise UserError(f"'{name}' {tuple(shape)}: logical axis '{axis}' of size {size} does not divide by mesh axis {sizes}"
-                            f"; choose a mesh which divides {size}, or the rule '{axis}': () to keep it whole")
+            raise UserError(
+                f"'{name}' {tuple(shape)}: logical axis '{axis}' of size {size} does not divide by mesh axis {sizes}; "
+                f"choose a mesh which divides {size}, or the rule '{axis}': () to keep it whole"
+            )
         entries.append(tuple(mesh_axis for mesh_axis in mesh_axes if mesh.shape[mesh_axis] > 1))
     return PartitionSpec(*(entry[0] if len(entry) == 1 else entry or None for entry in entries))
-
-
-def axes_like(abstract: Any, abstract_params: Any, params_axes: Any) -> Any:
-    """Returns logical axes for a state built around parameters, such as an optimizer's.
-
-    An array whose path ends with a parameter's path, and whose shape is that parameter's, takes its axes (Adam's moments, an
-    average); all dimensions of any other array are left whole, as fits counters and keys.
-    """
-    paths, structure = jax.tree_util.tree_flatten_with_path(abstract_params)
-    known = {path: (leaf.shape, axes) for (path, leaf), axes in zip(paths, structure.flatten_up_to(params_axes), strict=True)}
-    found = []
-    leaves, state_structure = jax.tree_util.tree_flatten_with_path(abstract)
-    for path, leaf in leaves:
-        endings = (known.get(path[start:]) for start in range(len(path)))
-        shape, axes = next((ending for ending in endings if ending is not None), (None, ()))
-        found.append(axes if shape == leaf.shape else (None,) * len(leaf.shape))
-    return state_structure.unflatten(found)

@@ -30,10 +30,15 @@ def _rows(abstract: Any, axes: Any, mesh: Mesh, rules: Rules) -> list[_Row]:
     rows = []
     for (path, leaf), logical, sharding in zip(paths, structure.flatten_up_to(axes), shardings, strict=True):
         name = jax.tree_util.keystr(path, simple=True, separator='/')
-        width = leaf.dtype.itemsize
-        rows.append(_Row(name, leaf.shape, str(leaf.dtype), tuple(logical), sharding.spec, math.prod(leaf.shape) * width,
-                         math.prod(sharding.shard_shape(leaf.shape)) * width))
+        here = bytes_per_device(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding))
+        in_all = math.prod(leaf.shape) * leaf.dtype.itemsize
+        rows.append(_Row(name, leaf.shape, str(leaf.dtype), tuple(logical), sharding.spec, in_all, here))
     return rows
+
+
+def bytes_per_device(tree: Any) -> int:
+    """Returns the bytes which a tree of arrays, or of ShapeDtypeStructs with shardings, takes on each device."""
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def startup_table(abstract: Any, axes: Any, mesh: Mesh, rules: Rules = DEFAULT_RULES) -> str:
@@ -44,8 +49,16 @@ def startup_table(abstract: Any, axes: Any, mesh: Mesh, rules: Rules = DEFAULT_R
     rows = _rows(abstract, axes, mesh, rules)
     cells = [('name', 'shape', 'dtype', 'logical axes', 'spec', 'bytes per device')]
     for row in rows:
-        cells.append((row.name, ' x '.join(map(str, row.shape)) or 'scalar', row.dtype,
-                      ' '.join(axis or '-' for axis in row.axes) or '-', _spec(row.spec), f'{row.bytes_per_device:,}'))
+        cells.append(
+            (
+                row.name,
+                ' x '.join(map(str, row.shape)) or 'scalar',
+                row.dtype,
+                ' '.join(axis or '-' for axis in row.axes) or '-',
+                _spec(row.spec),
+                f'{row.bytes_per_device:,}',
+            )
+        )
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     lines = []
     for line in cells:
@@ -54,17 +67,21 @@ def startup_table(abstract: Any, axes: Any, mesh: Mesh, rules: Rules = DEFAULT_R
     lines.insert(1, '  '.join('-' * width for width in widths))
     count = sum(math.prod(row.shape) for row in rows)
     shape = ' x '.join(f'{axis} {size}' for axis, size in mesh.shape.items() if size > 1) or 'one device'
-    lines.append(f'{count:,} values, {sum(row.bytes for row in rows):,} bytes in all, '
-                 f'{sum(row.bytes_per_device for row in rows):,} bytes per device; mesh {shape}')
+    lines.append(
+        f'{count:,} values, {sum(row.bytes for row in rows):,} bytes in all, '
+        f'{sum(row.bytes_per_device for row in rows):,} bytes per device; mesh {shape}'
+    )
     return '\n'.join(lines)
 
 
 def _spec(spec: PartitionSpec) -> str:
-    return ' '.join('-' if entry is None else '+'.join([entry] if isinstance(entry, str) else entry) for entry in spec) or '-'
+    entries = ([entry] if isinstance(entry, str) else entry or ['-'] for entry in spec)
+    return ' '.join('+'.join(entry) for entry in entries) or '-'
 
 
-def check_replicated(abstract: Any, axes: Any, mesh: Mesh, rules: Rules = DEFAULT_RULES,
-                     limit_bytes: int = REPLICATED_LIMIT_BYTES) -> None:
+def check_replicated(
+    abstract: Any, axes: Any, mesh: Mesh, rules: Rules = DEFAULT_RULES, limit_bytes: int = REPLICATED_LIMIT_BYTES
+) -> None:
     """Refuses large arrays which every device would hold whole although the mesh is there to split parameters.
 
     Raises:
@@ -75,5 +92,7 @@ def check_replicated(abstract: Any, axes: Any, mesh: Mesh, rules: Rules = DEFAUL
     whole = [row for row in _rows(abstract, axes, mesh, rules) if row.bytes == row.bytes_per_device > limit_bytes]
     if whole:
         listed = ', '.join(f'{row.name} {row.shape} {row.axes} of {row.bytes:,} bytes' for row in whole)
-        raise UserError(f'every device would hold these arrays whole, above the limit of {limit_bytes:,} bytes: {listed}; give '
-                        'one of their logical axes a rule, or raise the limit')
+        raise UserError(
+            f'every device would hold these arrays whole, above the limit of {limit_bytes:,} bytes: {listed}; '
+            'give one of their logical axes a rule, or raise the limit'
+        )
