@@ -10,6 +10,8 @@ from typing import Any
 
 import jax
 
+_logger = logging.getLogger(__name__)
+
 
 @dataclasses.dataclass(frozen=True)
 class CompileReport:
@@ -52,7 +54,7 @@ class AheadOfTime:
         )
         key = shape_key(arguments[self._keyed_by])
         self._programs[key], self.reports[key] = program, report
-        logging.info(
+        _logger.info(
             'compiled %s for %s in %.1f s: %.1f MiB of arguments, %.1f MiB of temporaries a device',
             self.name, describe(arguments[self._keyed_by]), seconds,
             report.argument_bytes / 2**20, report.temporary_bytes / 2**20,

@@ -1,0 +1,115 @@
+"""What the programs share: flags, configs as ConfigDicts, one-line errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+from ml_collections import config_dict, config_flags
+
+from transformer_jax.errors import UserError, suggest
+from transformer_jax.training.config import Experiment
+
+DEFAULT_CONFIG = str(Path(__file__).parent / 'configs' / 'default.py')
+
+flags.DEFINE_bool('debug', False, 'show the traceback of an error instead of one line')
+
+
+def to_config_dict(experiment: Experiment) -> config_dict.ConfigDict:
+    """Returns an experiment as a ConfigDict, every field of which a flag can override, also one which is None.
+
+    The model's vocabulary size is tied to that of the data: whichever is overridden, the other follows.
+    """
+    config = _group(experiment)
+    config.model.vocab_size = config.data.get_ref('vocab_size')
+    return config
+
+
+def _group(values: Any) -> config_dict.ConfigDict:
+    config = config_dict.ConfigDict()
+    hints = typing.get_type_hints(type(values))
+    for field in dataclasses.fields(values):
+        value = getattr(values, field.name)
+        options = typing.get_args(hints[field.name])
+        optional = typing.get_origin(hints[field.name]) in (types.UnionType, typing.Union) and type(None) in options
+        if dataclasses.is_dataclass(value):
+            config[field.name] = _group(value)
+        elif optional:
+            plain = options[0] in (int, float, str, bool)
+            config[field.name] = config_dict.FieldReference(value, options[0] if plain else object)
+        else:
+            config[field.name] = value
+    return config
+
+
+def define_config() -> None:
+    """Defines --config=file.py and --config.group.field=value."""
+    _check_overrides(sys.argv[1:], Experiment().to_dict())
+    config_flags.DEFINE_config_file('config', DEFAULT_CONFIG, 'experiment, a file whose get_config() returns it')
+
+
+def experiment() -> Experiment:
+    """Returns the experiment which the flags describe.
+
+    Raises:
+      UserError: for a config file which cannot be read, or a value which does not fit.
+    """
+    try:
+        return Experiment.from_dict(flags.FLAGS.config.to_dict())
+    except OSError as error:
+        raise UserError(' '.join(str(error).split())) from error
+
+
+def _check_overrides(arguments: list[str], known: dict[str, Any]) -> None:
+    """Refuses an override of a field which does not exist, with the nearest name which does."""
+    for argument in arguments:
+        match = re.match(r'--?(?:no)?config\.([^=]+)', argument)
+        group = known
+        names = match[1].split('.') if match else []
+        for depth, name in enumerate(names):
+            if not isinstance(group, dict) or name not in group:
+                path = '.'.join(['config', *names[: depth + 1]])
+                raise UserError(f'--{path} is unknown{suggest(name, group) if isinstance(group, dict) else ""}')
+            group = group[name]
+
+
+def run(main: Callable[[], int | None], define: Callable[[], None] = lambda: None) -> None:
+    """Parses the command line and runs `main`; a mistake of the user becomes one line and exit status 1."""
+    app.define_help_flags()
+    try:
+        define()
+        left = flags.FLAGS(sys.argv)[1:]
+        if left:
+            raise UserError(f"'{left[0]}' is no flag; flags begin with --, see --help")
+        sys.exit(main())
+    except (UserError, flags.Error) as error:
+        if '--debug' in sys.argv:
+            raise
+        print(f'error: {_one_line(error)}', file=sys.stderr)
+        sys.exit(1)
+
+
+def _one_line(error: Exception) -> str:
+    return ' '.join(str(error).split())
+
+
+def show_logs(show: Callable[[str], None]) -> None:
+    """Passes log lines of this package, and warnings of all others, to `show`."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            ours = record.name.startswith('transformer_jax')
+            if ours or record.levelno >= logging.WARNING:
+                show(f'{record.levelname.lower()}: {record.getMessage()}' if record.levelno > logging.INFO
+                     else record.getMessage())  # fmt: skip
+
+    logging.getLogger().handlers[:] = [Handler()]
+    logging.getLogger('transformer_jax').setLevel(logging.INFO)

@@ -1,0 +1,1 @@
+"""Experiments by name; each file's get_config() is what --config=FILE reads."""

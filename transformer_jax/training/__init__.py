@@ -1,0 +1,1 @@
+"""Training: loss, optimizer, state, step, loop, evaluation; import the module which is needed."""
