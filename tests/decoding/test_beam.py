@@ -21,7 +21,8 @@ LIMIT = 4
 
 @functools.partial(jax.jit, static_argnames=('config', 'capacity'))
 def run(tables, prompt, alpha, config, capacity):
-    return beam_loop(chains.step_fn(tables), chains.gather, *chains.begin(tables), prompt, alpha, config, capacity)
+    logits, cache = chains.begin(tables)
+    return beam_loop(chains.step_fn(tables), chains.gather, logits, cache, prompt, alpha, config, capacity)[0]
 
 
 def search(model, limits, capacity=LIMIT, length_penalty_alpha=0.6, **choices):

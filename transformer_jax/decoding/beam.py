@@ -27,37 +27,11 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.decode_config import DecodeConfig
+from transformer_jax.decoding.hypotheses import Hypotheses, join, take
 from transformer_jax.decoding.processors import Prompt, process
 from transformer_jax.decoding.sampling import StepFn
 
 GatherFn = Callable[[Any, jax.Array], Any]
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Hypotheses:
-    """Rows of hypotheses, best first.
-
-    Attributes:
-      scores_BK: sum of processed log-probabilities (live) or that over the length penalty (finished); -inf marks an
-        empty place.
-      tokens_BKT: ids, padded after their end.
-      lengths_BK: generated tokens, end token included.
-      log_probs_BKT: the model's own log-probabilities; None unless asked for.
-    """
-
-    scores_BK: jax.Array
-    tokens_BKT: jax.Array
-    lengths_BK: jax.Array
-    log_probs_BKT: jax.Array | None
-
-    def take(self, index_BQ: jax.Array) -> Hypotheses:
-        """Returns the hypotheses `index_BQ` of each sentence."""
-        return jax.tree.map(lambda leaf: _take(leaf, index_BQ), self)
-
-    def best(self, count: int) -> Hypotheses:
-        """Returns the best `count` of each sentence, an earlier one before a later equal."""
-        return self.take(jax.lax.top_k(self.scores_BK, count)[1])
 
 
 @jax.tree_util.register_dataclass
@@ -111,7 +85,7 @@ def best_attainable(sums: jax.Array, length: jax.Array, limit: jax.Array, alpha:
 
 
 def beam_loop(step_fn: StepFn, gather_fn: GatherFn, logits_BV: jax.Array, cache: Any, prompt: Prompt,
-              alpha: jax.Array, config: DecodeConfig, capacity: int) -> Hypotheses:
+              alpha: jax.Array, config: DecodeConfig, capacity: int) -> tuple[Hypotheses, Any]:
     """Searches until no sentence can improve.
 
     Args:
@@ -126,7 +100,8 @@ def beam_loop(step_fn: StepFn, gather_fn: GatherFn, logits_BV: jax.Array, cache:
       capacity: static room for tokens.
 
     Returns:
-      The `num_return` best hypotheses of each sentence; where fewer exist the rest has score -inf and length 0.
+      The `num_return` best hypotheses of each sentence, where fewer exist the rest with score -inf and length 0; and the
+      last cache.
     """
     batch, beams = prompt.limit_R.shape[0], config.beam_size
     cache = gather_fn(cache, jnp.repeat(jnp.arange(batch), beams))
@@ -141,7 +116,7 @@ def beam_loop(step_fn: StepFn, gather_fn: GatherFn, logits_BV: jax.Array, cache:
         return choose_next(state, logits_RV, prompt, alpha, config)
 
     last = jax.lax.while_loop(going_on, advance, first)
-    return _join([group.finished for group in last.groups]).best(config.num_return)
+    return join([group.finished for group in last.groups]).best(config.num_return), last.cache
 
 
 def read_last(step_fn: StepFn, gather_fn: GatherFn, state: BeamState) -> tuple[jax.Array, BeamState]:
@@ -202,18 +177,18 @@ def _extend(group: Group, log_probs_BKV: jax.Array, chosen_BV: jax.Array, genera
         candidates, scores_BK=sums_BC, tokens_BKT=candidates.tokens_BKT.at[:, :, generated].set(tokens_BC),
         lengths_BK=jnp.full_like(candidates.lengths_BK, length))
     if config.return_log_probs:
-        own_BC = _take(log_probs_BKV.reshape(batch, -1), flat_BC)
+        own_BC = take(log_probs_BKV.reshape(batch, -1), flat_BC)
         own_BCT = candidates.log_probs_BKT.at[:, :, generated].set(own_BC)
         candidates = dataclasses.replace(candidates, log_probs_BKT=own_BCT)
 
     finished_BC = jnp.where(finishes_BC, sums_BC / length_penalty(length, alpha, config.length_penalty), -jnp.inf)
-    finished = _join([group.finished, dataclasses.replace(candidates, scores_BK=finished_BC)]).best(size)
+    finished = join([group.finished, dataclasses.replace(candidates, scores_BK=finished_BC)]).best(size)
     going_BC = jnp.where(exists_BC & ~ends_BC, sums_BC, -jnp.inf)
     live_scores_BK, live_BK = jax.lax.top_k(going_BC, size)
     live = dataclasses.replace(candidates.take(live_BK), scores_BK=live_scores_BK)
     improvable_B = _may_improve(live_scores_BK[:, 0], finished.scores_BK[:, -1], length, prompt.limit_R, alpha, config)
     open_B = group.open_B & improvable_B
-    return Group(live, finished, open_B, _take(parents_BC, live_BK))
+    return Group(live, finished, open_B, take(parents_BC, live_BK))
 
 
 def _may_improve(best_live_B: jax.Array, worst_finished_B: jax.Array, length: jax.Array, limit_B: jax.Array,
@@ -238,12 +213,3 @@ def _empty_group(batch: int, config: DecodeConfig, capacity: int) -> Group:
     live = dataclasses.replace(nothing, scores_BK=nothing.scores_BK.at[:, 0].set(0.0))
     parents_BK = jnp.broadcast_to(jnp.arange(size), (batch, size))
     return Group(live, nothing, jnp.ones(batch, bool), parents_BK)
-
-
-def _join(parts: list[Hypotheses]) -> Hypotheses:
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), *parts)
-
-
-def _take(leaf: jax.Array, index_BQ: jax.Array) -> jax.Array:
-    """leaf[b, index_BQ[b, q]] along axis 1."""
-    return jnp.take_along_axis(leaf, index_BQ.reshape(index_BQ.shape + (1,) * (leaf.ndim - 2)), axis=1)

@@ -94,7 +94,8 @@ def prefill(
     if not last_only:
         return out.logits, out.cache
     T = tokens.shape[1]
-    last_B = jnp.full(tokens.shape[:1], T - 1) if mask is None else T - 1 - jnp.argmax(jnp.asarray(mask)[:, ::-1], axis=1)
+    real_BT = jnp.ones_like(tokens) if mask is None else jnp.asarray(mask)
+    last_B = T - 1 - jnp.argmax(real_BT[:, ::-1], axis=1)
     hidden = jnp.take_along_axis(out.hidden, last_B[:, None, None], axis=1)
     return model.apply({'params': params}, hidden, method='logits'), out.cache
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.decode_config import DecodeConfig
+from transformer_jax.decoding.hypotheses import Hypotheses
 from transformer_jax.decoding.processors import Prompt, process, warp
 
 StepFn = Callable[[jax.Array, Any], tuple[jax.Array, Any]]
@@ -51,6 +52,14 @@ class SampleState:
     done_R: jax.Array
     log_probs_RT: jax.Array | None
     cache: Any
+
+    def answers(self, num_return: int) -> Hypotheses:
+        """Returns the rows by sentence, `num_return` of each, the best first."""
+        def by_sentence(leaf: jax.Array) -> jax.Array:
+            return leaf.reshape(-1, num_return, *leaf.shape[1:])
+
+        rows = Hypotheses(self.sums_R, self.tokens_RT, self.lengths_R, self.log_probs_RT)
+        return jax.tree.map(by_sentence, rows).best(num_return)
 
 
 def begin(cache: Any, prompt: Prompt, config: DecodeConfig, capacity: int) -> SampleState:
