@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +21,8 @@ import small_state
 from transformer_jax.checkpoints import CheckpointManager, list_arrays, read_metadata
 from transformer_jax.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+ENVIRONMENT = {**os.environ, 'PYTHONPATH': f'{HERE.parents[1]}{os.pathsep}{HERE}', 'JAX_PLATFORMS': 'cpu'}
 FRESH_PROCESS = """
 import hashlib, json, sys
 import jax
@@ -58,13 +61,38 @@ def test_restore_on_another_mesh_is_bit_equal_and_placed_as_asked(saved, shape):
 
 def test_restore_in_a_process_with_one_device_is_bit_equal(saved):
     directory, state = saved
-    environment = {**os.environ, 'PYTHONPATH': f'{ROOT}{os.pathsep}{Path(__file__).parent}', 'JAX_PLATFORMS': 'cpu'}
     result = subprocess.run(
-        [sys.executable, '-c', FRESH_PROCESS, str(directory)], env=environment, capture_output=True, text=True
+        [sys.executable, '-c', FRESH_PROCESS, str(directory)], env=ENVIRONMENT, capture_output=True, text=True
     )
     assert result.returncode == 0, result.stderr
     expected = hashlib.sha256(b''.join(small_state.raw(leaf).tobytes() for leaf in jax.tree.leaves(state)))
     assert json.loads(result.stdout) == [7, expected.hexdigest()]
+
+
+def test_two_processes_restore_what_one_saved_and_the_reverse_skipping_damage_alike(saved, tmp_path):
+    directory, state = saved
+    source, target = tmp_path / 'source', tmp_path / 'target'
+    shutil.copytree(directory, source)
+    shutil.copytree(directory / '7', source / '11')
+    (source / '11' / 'arrays' / 'step' / '0').unlink()  # One of the two processes finds it missing, both skip.
+    with socket.socket() as free:
+        free.bind(('localhost', 0))
+        address = f'localhost:{free.getsockname()[1]}'
+    command = [sys.executable, str(HERE / 'one_of_two.py'), address]
+    processes = [
+        subprocess.Popen(
+            [*command, str(index), str(source), str(target)], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+        )
+        for index in range(2)
+    ]
+    for process in processes:
+        output, _ = process.communicate(timeout=100)
+        assert process.returncode == 0
+        step, (skipped,), steps = json.loads(output.splitlines()[-1])
+        assert step == 7 and steps == [9] and skipped.startswith('checkpoint 11 is damaged')
+    restored = CheckpointManager(target, read_only=True).restore(small_state.place(small_state.make_mesh(2, 4), state))
+    small_state.assert_bit_equal(restored.state, state)
+    assert restored.step == 9 and restored.metadata == {'position': 9}
 
 
 def test_without_shardings_numpy_arrays_come_back(saved):

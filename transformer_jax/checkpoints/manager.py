@@ -8,7 +8,7 @@ import math
 import os
 import platform
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -233,8 +233,8 @@ class CheckpointManager:
         Args:
           abstract_state: pytree of jax.ShapeDtypeStruct; where `sharding` is None a numpy array comes back. The mesh of
             the saving run is never looked at, so any number of devices will do.
-          step: a finished step; None takes the newest whose checksums all hold. A damaged one is set aside under the
-            name `<step>.damaged`, unless read-only.
+          step: a finished step; None takes the newest whose checksums all hold. The damaged ones before it are set
+            aside under the name `<step>.damaged`, unless read-only.
 
         Raises:
           UserError: if there is no intact checkpoint, `step` is damaged, or anything is missing, unexpected, misshaped
@@ -245,23 +245,28 @@ class CheckpointManager:
         if step is not None:
             steps.locate(self._directory, step)
         candidates = processes.same_everywhere([step] if step is not None else self.steps()[::-1])
-        skipped: list[str] = []
+        skipped: dict[int, str] = {}
         for candidate in candidates:
             record = self._read_intact(candidate, skipped)
-            if record is None and step is not None:
-                raise UserError(f'cannot restore from {self._directory}: {skipped[-1]}')
             if record is None:
                 continue
             found = names.differences(record['arrays'], names.describe(wanted_leaves))
             if found:
                 raise UserError(f'checkpoint {candidate} in {self._directory} does not fit: {"; ".join(found)}')
+            self._set_aside(skipped)
             arrays = storage.read(self._directory / str(candidate) / manifest.ARRAYS, wanted_leaves)
             state = jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted_leaves])
-            return Restored(state, candidate, record['metadata'], tuple(skipped))
-        reasons = f': {"; ".join(skipped)}' if skipped else ''
+            return Restored(state, candidate, record['metadata'], tuple(skipped.values()))
+        reasons = f': {"; ".join(skipped.values())}' if skipped else ''
         raise UserError(f'no intact checkpoint in {self._directory}{reasons}')
 
-    def _read_intact(self, step: int, skipped: list[str]) -> dict[str, Any] | None:
+    def _set_aside(self, damaged: Iterable[int]) -> None:
+        # Only once an intact step is found: with none, each start must refuse, not the first alone.
+        if not self._read_only and processes.is_first():
+            for step in damaged:
+                steps.set_aside(self._directory / str(step))
+
+    def _read_intact(self, step: int, skipped: dict[int, str]) -> dict[str, Any] | None:
         """Returns the manifest of a step whose files are all as written, or None, adding the reason to `skipped`."""
         folder = self._directory / str(step)
         record, reason = None, 'another process found it damaged'
@@ -272,10 +277,8 @@ class CheckpointManager:
             record, reason = None, str(damage)
         if processes.all_true(record is not None):
             return record
-        skipped.append(f'checkpoint {step} is damaged ({reason})')
-        _log.warning('skipping %s in %s', skipped[-1], self._directory)
-        if not self._read_only and processes.is_first() and folder.exists():
-            steps.set_aside(folder)
+        skipped[step] = f'checkpoint {step} is damaged ({reason})'
+        _log.warning('skipping %s in %s', skipped[step], self._directory)
         return None
 
 
