@@ -76,14 +76,14 @@ class ModelConfig:
       layer_pattern: repeating kinds of layers, of 'global' and 'local'.
       position: how order enters: 'none', 'sinusoidal' (interleaved, the paper's), 'sinusoidal_halves' (Marian),
         'learned', 'rope', 'alibi' or 'relative' (T5's buckets).
-      max_positions: longest sequence (None: no limit; 'learned' needs it); position_offset: rows of the table skipped.
+      max_positions: longest sequence (None: no limit; 'learned' needs it); position_offset: first row which is used.
       rope_theta, rope_local_theta: base of the frequencies, and that of 'local' layers (None: the same).
-      rope_fraction: part of d_k which is rotated; rope_layout: pairs (i, i + half) 'half' or (2i, 2i + 1) 'interleaved'.
+      rope_fraction: part of d_k which is rotated; rope_layout: 'half' pairs (i, i + half), 'interleaved' (2i, 2i + 1).
       rope_scaling: stretching beyond the trained length.
       relative_buckets, relative_max_distance: T5's table.
       norm: 'layer', 'rms' or 'rms_plus_one' (scale stored as its difference to 1); norm_epsilon; norm_bias.
       norm_position: where norms stand in the residual formula, see `layers.residual`.
-      final_norm: a norm after the last layer (None: where the placement needs one); embedding_norm: one before the first.
+      final_norm: a norm after the last layer (None: where the placement needs one); embedding_norm: before the first.
       ffn: the activation, 'gated_' where it multiplies a second projection; ffn_bias.
       embedding_scale: 'sqrt_d_model' or 'none'.
       tie_embeddings: 'none', 'inputs' (source = target), 'output' (target = output) or 'all' (the paper's three-way).
@@ -250,7 +250,7 @@ def _check_names(fields: Mapping[str, Any], cls: type, where: str):
     names = [field.name for field in dataclasses.fields(cls)]
     for name in fields:
         if name not in names:
-            raise UserError(f"{where}.{name} is unknown{suggest(name, names)}")
+            raise UserError(f'{where}.{name} is unknown{suggest(name, names)}')
 
 
 def _check_sizes(config: ModelConfig):
@@ -288,7 +288,7 @@ def _check_combinations(config: ModelConfig):
     if config.rope_scaling is not None and config.position != 'rope':
         raise UserError(f"model.rope_scaling needs model.position = 'rope', not '{config.position}'")
     if config.norm_position.startswith('parallel') and config.kind == 'encoder_decoder':
-        raise UserError(f"model.norm_position = '{config.norm_position}' has no place for cross-attention; choose another")
+        raise UserError(f"model.norm_position = '{config.norm_position}' has no place for cross-attention")
     if config.num_decoder_layers is not None and config.kind != 'encoder_decoder':
         raise UserError(f"model.num_decoder_layers needs kind 'encoder_decoder', not '{config.kind}'; use num_layers")
 

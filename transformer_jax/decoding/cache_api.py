@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -86,6 +88,11 @@ def prefill(
       UserError: outside jit, if the tokens do not fit; inside, `cache.overflow` is set.
     """
     _check_room(cache, tokens.shape[1])
+    return _read(model, last_only, params, tokens, cache, mask)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _read(model, last_only, params, tokens, cache, mask):
     model, params = for_decoding(model, params)
     if model.config.kind == 'encoder_decoder':
         out = model.apply({'params': params}, target_tokens=tokens, target_mask=mask, cache=cache)

@@ -82,7 +82,10 @@ class Cache:
         valid = jax.lax.dynamic_update_slice_in_dim(self.valid, mask_BT, self.filled, axis=1)
         slots = jax.lax.dynamic_update_slice_in_dim(self.positions, positions, self.filled, axis=1)
         cache = self.replace(
-            positions=slots, valid=valid, filled=self.filled + T, overflow=self.overflow | (self.filled + T > self.capacity)
+            positions=slots,
+            valid=valid,
+            filled=self.filled + T,
+            overflow=self.overflow | (self.filled + T > self.capacity),
         )
         mask = Mask(
             causal=True,

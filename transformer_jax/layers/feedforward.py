@@ -18,8 +18,9 @@ ACTIVATIONS = {
 
 
 class FeedForward(nn.Module):
-    """y = act(x W_up + b) W_down + b (Vaswani et al. 2017, section 3.3), or act(x W_gate) * (x W_up) inside (Shazeer 2020).
+    """y = act(x W_up + b) W_down + b (Vaswani et al. 2017, section 3.3).
 
+    Gated: y = (act(x W_gate) * (x W_up)) W_down (Shazeer 2020).
     gelu is x Phi(x), gelu_tanh its tanh form (Hendrycks and Gimpel 2016).
 
     Attributes:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.config import ModelConfig
+from transformer_jax.models.stack import at_layer
 
 Params = dict[str, Any]
 
@@ -54,7 +55,7 @@ def _unroll(stack: Mapping[str, Any], config: ModelConfig) -> Params:
     for j, blocks in ((int(name.split('_')[1]), blocks) for name, blocks in stack.get('layers', {}).items()):
         for repeat in range(jax.tree.leaves(blocks)[0].shape[0]):
             index = repeat * len(config.layer_pattern) + j
-            unrolled[f'layers_{index}'] = jax.tree.map(lambda leaf: leaf[repeat], blocks)
+            unrolled[f'layers_{index}'] = at_layer(blocks, repeat)
     return unrolled
 
 

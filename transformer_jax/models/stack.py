@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from transformer_jax.config import ModelConfig
 from transformer_jax.layers.attention import Attention
 from transformer_jax.layers.cache import LayerCache
-from transformer_jax.layers.embedding import Table
 from transformer_jax.layers.feedforward import FeedForward
 from transformer_jax.layers.norm import Norm
 from transformer_jax.layers.residual import Residual, deepnorm
@@ -60,6 +59,11 @@ class LayerOutput:
     cache: LayerCache | None
 
 
+def at_layer(tree: Any, index: int) -> Any:
+    """Returns entry `index` of the leading axis of every leaf."""
+    return jax.tree.map(lambda leaf: leaf[index], tree)
+
+
 class Block(nn.Module):
     """One layer: self-attention, cross-attention in a decoder with a context, and feed-forward, each in `Residual`.
 
@@ -92,8 +96,9 @@ class Block(nn.Module):
 
         entered = residual.enter(x_BTD)
         y, mixer, weights = attend(
-            entered, None, inputs.mask, inputs.bias_BNTS, inputs.positions_BT, cache, deterministic, self.return_attentions
-        )
+            entered, None, inputs.mask, inputs.bias_BNTS, inputs.positions_BT,
+            cache, deterministic, self.return_attentions,
+        )  # fmt: skip
         cross_weights = cross = None
         if config.norm_position in ('parallel', 'parallel_two_norms'):
             shared = config.norm_position == 'parallel'
@@ -157,7 +162,7 @@ class Stack(nn.Module):
         """Returns the last hidden state after the final norm, and each layer's output.
 
         Args:
-          caches: one for each layer; decoding runs unrolled layers, see `models.convert.unrolled`.
+          caches: one for each layer; decoding runs unrolled layers, see `decoding.cache_api.for_decoding`.
         """
         config = self.config
         inputs = inputs.replace(bias_BNTS=self._bias(inputs, x_BTD.shape[1]))
@@ -186,7 +191,7 @@ class Stack(nn.Module):
             )
             x_BTD, stacked = scan(block, config, options, name='layers')(x_BTD, inputs)
             for repeat in range(repeats):
-                outputs += [jax.tree.map(lambda leaf: leaf[repeat], output) for output in stacked]
+                outputs += [at_layer(output, repeat) for output in stacked]
         for i in range(repeats * period, depth):
             layer = block(config, layer_kind=config.layer_pattern[i % period], **options, name=f'layers_{i}')
             x_BTD, output = layer(x_BTD, inputs, None if caches is None else caches[i])

@@ -101,6 +101,7 @@ def positions_from_mask(mask_BT: jax.Array) -> jax.Array:
 def positions_from_segments(segments_BT: jax.Array) -> jax.Array:
     """Returns positions which restart with each segment, 0 on padding: [1, 1, 2, 2, 0] gives [0, 1, 0, 1, 0]."""
     index = jnp.arange(segments_BT.shape[1])[None, :]
-    begins = jnp.concatenate([jnp.ones_like(segments_BT[:, :1], bool), segments_BT[:, 1:] != segments_BT[:, :-1]], axis=1)
+    before = jnp.pad(segments_BT, [(0, 0), (1, 0)], constant_values=-1)[:, :-1]
+    begins = segments_BT != before
     start = jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
     return jnp.where(segments_BT != 0, index - start, 0)

@@ -59,7 +59,8 @@ def yarn_magnitude(scaling: RopeScaling) -> float:
     if scaling.attention_factor is not None:
         return scaling.attention_factor
     if scaling.mscale and scaling.mscale_all_dim:
-        return yarn_temperature(scaling.factor, scaling.mscale) / yarn_temperature(scaling.factor, scaling.mscale_all_dim)
+        own, all_dim = (yarn_temperature(scaling.factor, m) for m in (scaling.mscale, scaling.mscale_all_dim))
+        return own / all_dim
     return yarn_temperature(scaling.factor)
 
 
