@@ -153,3 +153,20 @@ def test_padding_share_is_that_of_the_rows_counted_one_by_one(batching):
 def test_no_examples_are_refused():
     with pytest.raises(errors.UserError, match='no training examples'):
         _planner('pack', np.zeros((0, 2), np.int64))
+
+
+def test_rows_of_a_batch_and_order_of_batches_change_even_where_no_two_lengths_are_alike():
+    lengths = np.array([[a, b] for a in range(2, 13) for b in range(2, 13)])
+    plan = _planner('bucket', lengths, batch_tokens=4 * sum(WIDTHS))
+
+    def batches(epoch):
+        return [(batch.widths, frozenset(batch.examples.tolist())) for batch in plan.epoch(epoch)]
+
+    assert not set(batches(0)) & set(batches(1))
+    assert [widths for widths, _ in batches(0)] != [widths for widths, _ in batches(1)]
+
+
+def test_packing_fills_nearly_every_row():
+    lengths = np.random.default_rng(0).integers(2, 15, (2000, 1)).repeat(2, axis=1)
+    config = _config('pack', target_length=24, row_multiple=1, batch_tokens=48)
+    assert planner.Planner(lengths, (24, 24), config, 0).padding_share < 0.003

@@ -15,7 +15,7 @@ from transformer_jax import errors
 from transformer_jax.data import config as data_config
 
 _FIRST_BUCKET = 16
-_PACKED_TOGETHER = 2048
+_PACKED_TOGETHER = 1024
 
 
 class Batch(NamedTuple):
@@ -185,7 +185,7 @@ def _boundaries(widest: int, config: data_config.DataConfig) -> np.ndarray:
 def _packed(
     order: np.ndarray, lengths: np.ndarray, widths: tuple[int, ...], config: data_config.DataConfig
 ) -> list[Group]:
-    """Packs examples into rows by best fit, longest first.
+    """Packs examples into rows by first fit, longest first.
 
     The shuffled order is packed a bounded number of examples at a time, so the cost grows with the number of examples.
     """
@@ -193,24 +193,22 @@ def _packed(
     for start in range(0, len(order), _PACKED_TOGETHER):
         together = order[start : start + _PACKED_TOGETHER]
         longest_first = np.argsort(-(lengths[together] / widths).max(axis=1), kind='stable')
-        rows += _best_fit(together[longest_first], lengths, widths, config.pack_limit or len(order))
+        rows += _first_fit(together[longest_first], lengths, widths, config.pack_limit or len(order))
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
     return [Group(widths, _rows(widths, config), np.concatenate(rows), offsets)]
 
 
-def _best_fit(order: np.ndarray, lengths: np.ndarray, widths: tuple[int, ...], most: int) -> list[list[int]]:
-    """Puts each example into the fullest row of fewer than `most` in which every stream fits, or into a new one."""
+def _first_fit(order: np.ndarray, lengths: np.ndarray, widths: tuple[int, ...], most: int) -> list[list[int]]:
+    """Puts each example into the first row of fewer than `most` in which every stream fits, or into a new one."""
     rows: list[list[int]] = []
-    room = np.tile(np.array(widths), (len(order), 1))
-    for example in order.tolist():
-        opened = room[: len(rows)]
-        candidates = np.flatnonzero((opened >= lengths[example]).all(axis=1))
-        if len(candidates):
-            place = int(candidates[opened[candidates].sum(axis=1).argmin()])
-        else:
-            place = len(rows)
+    # Streams first, so that the rows of a stream are compared in one sweep.
+    room = np.tile(np.array(widths)[:, None], len(order))
+    for example, length in zip(order.tolist(), lengths[order][:, :, None], strict=True):
+        # The first row which is not opened yet takes part, and always fits.
+        place = int((room[:, : len(rows) + 1] >= length).all(axis=0).argmax())
+        if place == len(rows):
             rows.append([])
         rows[place].append(example)
         # A full row has no room for even one token.
-        room[place] = room[place] - lengths[example] if len(rows[place]) < most else 0
+        room[:, place : place + 1] = room[:, place : place + 1] - length if len(rows[place]) < most else 0
     return rows
