@@ -19,7 +19,7 @@ from transformer_jax.ops.products import einsum
 class Table(nn.Module):
     """E, rows of width D looked up by index; as an output matrix, logits = x E^T (Press and Wolf 2017).
 
-    An index past the end gives NaN, never another row.
+    An index outside the table gives NaN, never another row.
 
     Attributes:
       rows: number of rows; axis: their logical name.
@@ -38,7 +38,9 @@ class Table(nn.Module):
 
     def __call__(self, index_BT: jax.Array) -> jax.Array:
         """Returns the rows of the given indices, BTD."""
-        return self.embedding.at[index_BT].get(mode='fill', fill_value=jnp.nan)
+        # As an array of JAX, for parameters may be restored as numpy's; and -1 is no row, let alone the last one.
+        rows = jnp.asarray(self.embedding).at[index_BT]
+        return rows.get(mode='fill', fill_value=jnp.nan, wrap_negative_indices=False)
 
     def attend(self, x_BTD: jax.Array) -> jax.Array:
         """Returns the product with every row, BTV, in fp32."""
