@@ -16,7 +16,9 @@ NORMS = ('layer', 'rms', 'rms_plus_one')
 NORM_POSITIONS = ('post', 'pre', 'sandwich', 'res_post', 'deepnorm', 'parallel', 'parallel_two_norms')
 FFNS = ('relu', 'gelu', 'gelu_tanh', 'silu', 'gated_relu', 'gated_gelu', 'gated_gelu_tanh', 'gated_silu')
 TIES = ('none', 'inputs', 'output', 'all')
-HEADS = ('lm', 'none')
+HEADS = ('lm', 'classes', 'none')
+POOLINGS = ('none', 'first', 'mean')
+HEAD_ACTIVATIONS = ('none', 'tanh', 'relu', 'gelu', 'gelu_tanh', 'silu')
 LAYER_STACKS = ('scan', 'unrolled')
 REMATS = ('none', 'full', 'dots', 'offload')
 DTYPES = ('float32', 'bfloat16')
@@ -77,6 +79,8 @@ class ModelConfig:
       position: how order enters: 'none', 'sinusoidal' (interleaved, the paper's), 'sinusoidal_halves' (Marian),
         'learned', 'rope', 'alibi' or 'relative' (T5's buckets).
       max_positions: longest sequence (None: no limit; 'learned' needs it); position_offset: first row which is used.
+      trained_positions: length of the sequences it was trained on, where positions are computed and longer ones are
+        allowed; exchanged with checkpoints, and changes nothing.
       rope_theta, rope_local_theta: base of the frequencies, and that of 'local' layers (None: the same).
       rope_fraction: part of d_k which is rotated; rope_layout: 'half' pairs (i, i + half), 'interleaved' (2i, 2i + 1).
       rope_scaling: stretching beyond the trained length.
@@ -84,12 +88,17 @@ class ModelConfig:
       norm: 'layer', 'rms' or 'rms_plus_one' (scale stored as its difference to 1); norm_epsilon; norm_bias.
       norm_position: where norms stand in the residual formula, see `layers.residual`.
       final_norm: a norm after the last layer (None: where the placement needs one); embedding_norm: before the first.
+      first_norm: False leaves out the norm which the first sublayer's input has in 'pre' (ModernBERT, whose embedding
+        norm has just normalised it).
       ffn: the activation, 'gated_' where it multiplies a second projection; ffn_bias.
       embedding_scale: 'sqrt_d_model' or 'none'.
       tie_embeddings: 'none', 'inputs' (source = target), 'output' (target = output) or 'all' (the paper's three-way).
       token_types: number of segment embeddings, 0 for none.
       logits_bias: a bias per word; logits_scale: factor of the last hidden state before the output matrix.
-      head: 'lm' (logits over the vocabulary) or 'none'.
+      head: 'lm' (logits over the vocabulary), 'classes' (over num_classes, of a pooled sequence) or 'none'.
+      pooling: what stands for a sequence, its 'first' real token or the 'mean' of its real tokens; 'none': no pooling.
+      head_activation, head_bias, head_norm: a layer norm(act(x W + b)) before the logits, or on what is pooled
+        ('none': no such layer), see `layers.head`.
       dropout: on each sublayer's output and on the embedded input; attention_dropout on the attention weights,
         ffn_dropout on the activated hidden layer.
       initializer: 'xavier' (uniform, Glorot) or 'normal' with initializer_stddev.
@@ -120,6 +129,7 @@ class ModelConfig:
     position: str = 'sinusoidal'
     max_positions: int | None = None
     position_offset: int = 0
+    trained_positions: int | None = None
     rope_theta: float = 10000.0
     rope_local_theta: float | None = None
     rope_fraction: float = 1.0
@@ -132,6 +142,7 @@ class ModelConfig:
     norm_bias: bool = True
     norm_position: str = 'post'
     final_norm: bool | None = None
+    first_norm: bool = True
     embedding_norm: bool = False
     ffn: str = 'relu'
     ffn_bias: bool = True
@@ -142,6 +153,11 @@ class ModelConfig:
     logits_softcap: float | None = None
     logits_scale: float = 1.0
     head: str = 'lm'
+    num_classes: int | None = None
+    pooling: str = 'none'
+    head_activation: str = 'none'
+    head_bias: bool = True
+    head_norm: bool = False
     dropout: float = 0.1
     attention_dropout: float = 0.0
     ffn_dropout: float = 0.0
@@ -190,6 +206,11 @@ class ModelConfig:
             return self.norm_position not in ('post', 'deepnorm')
         return self.final_norm
 
+    @property
+    def prefix_layers(self) -> int:
+        """First layers which are never scanned: whole periods, as far as their parameters differ from the others'."""
+        return 0 if self.first_norm else len(self.layer_pattern)
+
     def depth(self, stack: str) -> int:
         """L, the number of layers of the 'encoder' or the 'decoder'."""
         if stack == 'decoder' and self.kind == 'encoder_decoder' and self.num_decoder_layers is not None:
@@ -234,6 +255,8 @@ _CHOICES = {
     'ffn': FFNS,
     'tie_embeddings': TIES,
     'head': HEADS,
+    'pooling': POOLINGS,
+    'head_activation': HEAD_ACTIVATIONS,
     'layer_stack': LAYER_STACKS,
     'remat': REMATS,
     'dtype': DTYPES,
@@ -255,7 +278,7 @@ def _check_names(fields: Mapping[str, Any], cls: type, where: str):
 
 def _check_sizes(config: ModelConfig):
     for name in ('vocab_size', 'd_model', 'd_ff', 'num_layers', 'num_decoder_layers', 'num_heads', 'num_kv_heads',
-                 'd_k', 'd_v', 'window', 'max_positions'):  # fmt: skip
+                 'd_k', 'd_v', 'window', 'max_positions', 'trained_positions', 'num_classes'):  # fmt: skip
         value = getattr(config, name)
         if value is not None and (not isinstance(value, int) or value < 1):
             raise UserError(f'model.{name} = {value!r}; it must be a whole number of at least 1')
@@ -291,6 +314,24 @@ def _check_combinations(config: ModelConfig):
         raise UserError(f"model.norm_position = '{config.norm_position}' has no place for cross-attention")
     if config.num_decoder_layers is not None and config.kind != 'encoder_decoder':
         raise UserError(f"model.num_decoder_layers needs kind 'encoder_decoder', not '{config.kind}'; use num_layers")
+    if not config.first_norm and config.norm_position != 'pre':
+        raise UserError(f"model.first_norm = False needs model.norm_position = 'pre', not '{config.norm_position}'")
+    _check_head(config)
+
+
+def _check_head(config: ModelConfig):
+    if config.pooling != 'none' and (config.kind != 'encoder' or config.head == 'lm'):
+        raise UserError(f"model.pooling = '{config.pooling}' needs model.kind = 'encoder' and no 'lm' head")
+    if config.head == 'classes' and (config.pooling == 'none' or config.num_classes is None):
+        raise UserError("model.head = 'classes' needs model.num_classes and model.pooling, 'first' or 'mean'")
+    if config.head != 'classes' and config.num_classes is not None:
+        raise UserError(f"model.num_classes needs model.head = 'classes', not '{config.head}'")
+    if config.head_norm and config.head_activation == 'none':
+        raise UserError('model.head_norm needs model.head_activation')
+    if config.head_activation != 'none' and (
+        config.kind == 'encoder_decoder' or (config.head == 'none' and config.pooling == 'none')
+    ):
+        raise UserError('model.head_activation needs one stack, with a head or with model.pooling')
 
 
 def rotary_width(config: ModelConfig) -> int:

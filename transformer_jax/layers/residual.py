@@ -28,7 +28,7 @@ class Residual(nn.Module):
     f stands between the two methods: `residual.leave(x, f(residual.enter(x)))`.
 
     Attributes:
-      in_norm: False for the branch which shares another's norm.
+      in_norm: False for the branch which shares another's norm, or which needs none.
     """
 
     config: ModelConfig
@@ -48,7 +48,8 @@ class Residual(nn.Module):
     def enter(self, x: jax.Array) -> jax.Array:
         """Returns in_norm(x), the input of the sublayer."""
         position = self.config.norm_position
-        return self.before(x) if position in ('pre', 'sandwich', 'parallel', 'parallel_two_norms') else x
+        has_norm = self.in_norm and position in ('pre', 'sandwich', 'parallel', 'parallel_two_norms')
+        return self.before(x) if has_norm else x
 
     def leave(self, x: jax.Array, branch: jax.Array, deterministic: bool) -> jax.Array:
         """Returns out_norm(alpha x + dropout(branch_norm(branch)))."""

@@ -15,6 +15,7 @@ class ModelOutput:
     Attributes:
       logits: (B, T, V) fp32.
       hidden: (B, T, D), after the last norm; of the decoder in an encoder-decoder, as every unprefixed field.
+      pooled: (B, D), what stands for the whole sequence, for encoders which pool.
       hiddens: L + 1 arrays, from the input of layer 1 to `hidden`.
       attentions: L arrays BNTS; cross_attentions: those of the decoder on the source.
       encoder_hidden, encoder_hiddens, encoder_attentions: the same of an encoder-decoder's encoder.
@@ -24,6 +25,7 @@ class ModelOutput:
 
     logits: jax.Array | None = None
     hidden: jax.Array | None = None
+    pooled: jax.Array | None = None
     hiddens: tuple[jax.Array, ...] | None = None
     attentions: tuple[jax.Array, ...] | None = None
     cross_attentions: tuple[jax.Array, ...] | None = None

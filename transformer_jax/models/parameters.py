@@ -54,7 +54,7 @@ def _unroll(stack: Mapping[str, Any], config: ModelConfig) -> Params:
     unrolled = {name: value for name, value in stack.items() if name != 'layers'}
     for j, blocks in ((int(name.split('_')[1]), blocks) for name, blocks in stack.get('layers', {}).items()):
         for repeat in range(jax.tree.leaves(blocks)[0].shape[0]):
-            index = repeat * len(config.layer_pattern) + j
+            index = config.prefix_layers + repeat * len(config.layer_pattern) + j
             unrolled[f'layers_{index}'] = at_layer(blocks, repeat)
     return unrolled
 
@@ -68,15 +68,15 @@ def scan_params(params: Params, config: ModelConfig) -> Params:
 
 
 def _scan(stack: Mapping[str, Any], config: ModelConfig, depth: int) -> Params:
-    period = len(config.layer_pattern)
-    repeats = depth // period
+    period, prefix = len(config.layer_pattern), config.prefix_layers
+    repeats = max(depth - prefix, 0) // period
     scanned = {name: value for name, value in stack.items() if not name.startswith('layers')}
-    for i in range(repeats * period, depth):
+    for i in (*range(min(prefix, depth)), *range(prefix + repeats * period, depth)):
         scanned[f'layers_{i}'] = stack[f'layers_{i}']
     if repeats:
         scanned['layers'] = {
             f'block_{j}': jax.tree.map(
-                lambda *leaves: _stack(leaves), *(stack[f'layers_{r * period + j}'] for r in range(repeats))
+                lambda *leaves: _stack(leaves), *(stack[f'layers_{prefix + r * period + j}'] for r in range(repeats))
             )
             for j in range(period)
         }

@@ -71,6 +71,7 @@ class Block(nn.Module):
       stack: 'encoder' or 'decoder'.
       layer_kind: 'global' or 'local'.
       cross: whether there is cross-attention.
+      first: whether it is the first layer.
       deterministic: no dropout.
       return_hiddens, return_attentions: what `LayerOutput` holds.
     """
@@ -79,6 +80,7 @@ class Block(nn.Module):
     stack: str
     layer_kind: str
     cross: bool
+    first: bool
     deterministic: bool
     return_hiddens: bool
     return_attentions: bool
@@ -91,7 +93,8 @@ class Block(nn.Module):
         alpha, beta = deepnorm(config, self.stack)
         attend = Attention(config, self.layer_kind, gain=beta, name='attention')
         feed_forward = FeedForward(config, gain=beta, name='ffn')
-        residual = Residual(config, alpha, name='attention_residual')
+        in_norm = config.first_norm or not self.first
+        residual = Residual(config, alpha, in_norm=in_norm, name='attention_residual')
         ffn_residual = Residual(config, alpha, in_norm=config.norm_position != 'parallel', name='ffn_residual')
 
         entered = residual.enter(x_BTD)
@@ -130,7 +133,8 @@ class Period(nn.Module):
     def __call__(self, x_BTD: jax.Array, inputs: StackInputs) -> tuple[jax.Array, tuple[LayerOutput, ...]]:
         outputs = []
         for j, kind in enumerate(self.config.layer_pattern):
-            x_BTD, output = self.block(self.config, layer_kind=kind, **self.options, name=f'block_{j}')(x_BTD, inputs)
+            block = self.block(self.config, layer_kind=kind, first=False, **self.options, name=f'block_{j}')
+            x_BTD, output = block(x_BTD, inputs)
             outputs.append(output)
         return x_BTD, tuple(outputs)
 
@@ -139,7 +143,7 @@ class Stack(nn.Module):
     """x_l = layer_l(x_{l-1}), then the final norm where the placement has one.
 
     With `layer_stack='scan'` the layers of each whole period lie in `layers/block_j` with a leading axis of L / period
-    and are compiled once; what is left over, and every layer when unrolled, lies in `layers_i`.
+    and are compiled once; a differing prefix, what is left over, and every layer when unrolled lie in `layers_i`.
 
     Attributes:
       name_of_stack: 'encoder' or 'decoder'; cross: whether its layers have cross-attention.
@@ -174,12 +178,23 @@ class Stack(nn.Module):
             return_attentions=return_attentions,
         )
         depth, period = config.depth(self.name_of_stack), len(config.layer_pattern)
-        repeats = depth // period if config.layer_stack == 'scan' else 0
+        prefix = min(config.prefix_layers, depth) if config.layer_stack == 'scan' else 0
+        repeats = (depth - prefix) // period if config.layer_stack == 'scan' else 0
         block = Block
         if config.remat != 'none':
             policy = REMAT_POLICIES[config.remat]()
             block = nn.remat(Block, policy=policy, prevent_cse=config.layer_stack != 'scan')
         outputs = []
+
+        def run(i, x_BTD):
+            kind = config.layer_pattern[i % period]
+            layer = block(config, layer_kind=kind, first=i == 0, **options, name=f'layers_{i}')
+            x_BTD, output = layer(x_BTD, inputs, None if caches is None else caches[i])
+            outputs.append(output)
+            return x_BTD
+
+        for i in range(prefix):
+            x_BTD = run(i, x_BTD)
         if repeats:
             scan = nn.scan(
                 Period,
@@ -192,10 +207,8 @@ class Stack(nn.Module):
             x_BTD, stacked = scan(block, config, options, name='layers')(x_BTD, inputs)
             for repeat in range(repeats):
                 outputs += [at_layer(output, repeat) for output in stacked]
-        for i in range(repeats * period, depth):
-            layer = block(config, layer_kind=config.layer_pattern[i % period], **options, name=f'layers_{i}')
-            x_BTD, output = layer(x_BTD, inputs, None if caches is None else caches[i])
-            outputs.append(output)
+        for i in range(prefix + repeats * period, depth):
+            x_BTD = run(i, x_BTD)
         if config.has_final_norm:
             x_BTD = Norm(config, name='final_norm')(x_BTD)
         return x_BTD, outputs

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from transformer_jax.config import ModelConfig
 from transformer_jax.layers.cache import Cache, LayerCache
 from transformer_jax.layers.embedding import Embedder, Logits, Table
+from transformer_jax.layers.head import Classifier, HeadLayer, pool
 from transformer_jax.models.checks import check_length, check_tokens
 from transformer_jax.models.output import ModelOutput
 from transformer_jax.models.stack import LayerOutput, Stack, StackInputs
@@ -61,8 +62,12 @@ class LanguageModel(nn.Module):
         self.embedding = Table(config, config.vocab_size)
         self.embedder = Embedder(config)
         self.stack = Stack(config, config.kind, name=config.kind)
+        if config.head_activation != 'none':
+            self.head_layer = HeadLayer(config)
         if config.head == 'lm':
             self.head = Logits(config, self.embedding if config.tie_embeddings in ('output', 'all') else None)
+        if config.head == 'classes':
+            self.head = Classifier(config)
 
     def __call__(
         self,
@@ -108,11 +113,20 @@ class LanguageModel(nn.Module):
         fields = _collect(embedded, x, outputs, '', return_hiddens, return_attentions)
         if cache is not None:
             fields['cache'] = cache.replace(mixers=tuple(output.cache.mixer for output in outputs))
-        return ModelOutput(logits=self.head(x) if config.head == 'lm' else None, **fields)
+        if config.pooling != 'none':
+            real = mask if segment_ids is None else segment_ids != 0
+            x = fields['pooled'] = self._head_layer(pool(x, real, config.pooling))
+            logits = self.head(x, deterministic) if config.head == 'classes' else None
+        else:
+            logits = self.logits(x) if config.head == 'lm' else None
+        return ModelOutput(logits=logits, **fields)
+
+    def _head_layer(self, x: jax.Array) -> jax.Array:
+        return x if self.config.head_activation == 'none' else self.head_layer(x)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Returns the logits (B, T, V) of hidden states (B, T, D), for callers who need those of a few positions."""
-        return self.head(hidden)
+        return self.head(self._head_layer(hidden))
 
 
 class EncoderDecoder(nn.Module):
@@ -134,7 +148,8 @@ class EncoderDecoder(nn.Module):
         self.decoder_embedder = Embedder(config)
         self.encoder = Stack(config, 'encoder')
         self.decoder = Stack(config, 'decoder', cross=True)
-        self.head = Logits(config, self.target_table if tie in ('output', 'all') else None)
+        if config.head == 'lm':
+            self.head = Logits(config, self.target_table if tie in ('output', 'all') else None)
 
     def __call__(
         self,
@@ -202,7 +217,7 @@ class EncoderDecoder(nn.Module):
                 cross=tuple(output.cache.cross for output in outputs),
                 source=None,
             )
-        return ModelOutput(logits=self.head(x), **fields)
+        return ModelOutput(logits=self.head(x) if config.head == 'lm' else None, **fields)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Returns the logits (B, T, V) of hidden states (B, T, D), for callers who need those of a few positions."""

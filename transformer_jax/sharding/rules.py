@@ -28,6 +28,7 @@ DEFAULT_RULES: Rules = MappingProxyType(
         'layers': (),
         'positions': (),
         'types': (),
+        'classes': (),
         'buckets': (),
     }
 )
