@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import re
 import sys
@@ -19,6 +20,10 @@ from transformer_jax.errors import UserError, suggest
 from transformer_jax.training.config import Experiment
 
 DEFAULT_CONFIG = str(Path(__file__).parent / 'configs' / 'default.py')
+
+# ml_collections parses a value by its field's type, of which None is none.
+_NONE = re.compile(r'--?config\.([^=]+)=None$')
+_nones: list[str] = []
 
 flags.DEFINE_bool('debug', False, 'show the traceback of an error instead of one line')
 
@@ -53,6 +58,8 @@ def _group(values: Any) -> config_dict.ConfigDict:
 def define_config() -> None:
     """Defines --config=file.py and --config.group.field=value."""
     _check_overrides(sys.argv[1:], Experiment().to_dict())
+    _nones[:] = [argument for argument in sys.argv[1:] if _NONE.match(argument)]
+    sys.argv[1:] = [argument for argument in sys.argv[1:] if not _NONE.match(argument)]
     config_flags.DEFINE_config_file('config', DEFAULT_CONFIG, 'experiment, a file whose get_config() returns it')
 
 
@@ -63,9 +70,15 @@ def experiment() -> Experiment:
       UserError: for a config file which cannot be read, or a value which does not fit.
     """
     try:
-        return Experiment.from_dict(flags.FLAGS.config.to_dict())
+        values = flags.FLAGS.config.to_dict()
     except OSError as error:
-        raise UserError(' '.join(str(error).split())) from error
+        found = ', '.join(sorted(path.stem for path in Path(DEFAULT_CONFIG).parent.glob('[a-z]*.py')))
+        path = config_flags.get_config_filename(flags.FLAGS['config'])
+        raise UserError(f"--config = '{path}' cannot be read; in experiments/configs there are {found}") from error
+    for argument in _nones:
+        *groups, name = _NONE.match(argument)[1].split('.')
+        functools.reduce(dict.__getitem__, groups, values)[name] = None
+    return Experiment.from_dict(values)
 
 
 def _check_overrides(arguments: list[str], known: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from toy_training import change, tiny_experiment
 
 from transformer_jax.checkpoints.restore import list_arrays, restore_params
@@ -19,6 +20,17 @@ from transformer_jax.training.config import OptimizerConfig
 from transformer_jax.training.loop import NotFinite, train
 from transformer_jax.training.metrics import read_lines
 from transformer_jax.training.optimizer import make_schedule
+
+
+@pytest.fixture(scope='module', autouse=True)
+def programs(tmp_path_factory):
+    """A compilation cache: the sittings of a run share one train step, which takes longer to compile than to run."""
+    directory = str(tmp_path_factory.mktemp('programs'))
+    jax.config.update('jax_compilation_cache_dir', directory)
+    compilation_cache.reset_cache()
+    yield directory
+    jax.config.update('jax_compilation_cache_dir', None)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope='module')
@@ -81,13 +93,17 @@ train(tiny_experiment(Path(sys.argv[2]), accumulate=2, ema_decay=0.9), sys.argv[
 
 
 @pytest.mark.faults
-def test_a_run_killed_at_once_ends_with_the_same_bits(straight, tmp_path):
+def test_a_run_killed_at_once_ends_with_the_same_bits(straight, programs, tmp_path):
     experiment, reference, _ = straight
     data = Path(experiment.data.train).parent
     program = [sys.executable, '-c', KILLED, str(Path(__file__).parent), str(data), str(tmp_path / 'run')]
-    settings = {'PYTHONPATH': str(Path(__file__).parents[2]), 'JAX_NUM_CPU_DEVICES': str(jax.device_count())}
+    settings = {
+        'PYTHONPATH': str(Path(__file__).parents[2]),
+        'JAX_NUM_CPU_DEVICES': str(jax.device_count()),
+        'JAX_COMPILATION_CACHE_DIR': programs,
+    }
     process = subprocess.Popen(program, env={**os.environ, **settings}, start_new_session=True)
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 400
     while not any(step >= 5 for (step,) in logged(tmp_path / 'run')):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.1)
