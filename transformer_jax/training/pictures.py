@@ -14,43 +14,44 @@ from transformer_jax.training.setup import Run
 
 SENTENCES = 3
 LONGEST = 24
+_INPUTS = ('source_tokens', 'target_tokens', 'source_mask', 'target_mask')
 
 
 def draw(run: Run, params: Any, samples: list[dict[str, str]]) -> None:
     """Writes plots/curves.png and plots/attention_<n>.png of the first three samples which are short enough to read."""
     run.directory.plots.mkdir(exist_ok=True)
     draw_curves(read_lines(run.directory.path / METRICS_FILE), run.directory.plots / 'curves.png')
-    shown = 0
+    pairs = []
     for sample in samples:
         source, target = (
-            run.tokenizer.encode(sample[name])[: 4 * LONGEST] + [run.tokenizer.eos_id]
-            for name in ('source', 'translation')
+            run.tokenizer.encode(sample[name]) + [run.tokenizer.eos_id] for name in ('source', 'translation')
         )
-        if shown < SENTENCES and max(len(source), len(target)) <= LONGEST:
-            shown += 1
-            maps = attention_maps(run, params, source, target)
-            draw_attention(maps, run.directory.plots / f'attention_{shown}.png')
+        if max(len(source), len(target)) <= LONGEST:
+            pairs.append((source, target))
+    for number, maps in enumerate(attention_maps(run, params, pairs[:SENTENCES]), 1):
+        draw_attention(maps, run.directory.plots / f'attention_{number}.png')
 
 
-def attention_maps(run: Run, params: Any, source: list[int], target: list[int]) -> list[AttentionMap]:
-    """Returns the cross-attention of the last decoder layer head by head and the mean over heads of each layer.
+def attention_maps(run: Run, params: Any, pairs: list[tuple[list[int], list[int]]]) -> list[list[AttentionMap]]:
+    """Returns for each pair the mean over heads of each decoder layer's cross-attention, and the last layer's heads.
 
-    `source` and `target` are ids, EOS included; row t shows the weights by which target token t was predicted.
+    A pair is source and target ids, EOS included, at most 24 each; row t of a map shows the weights by which target
+    token t was predicted.
     """
-    inputs = {
-        'source_tokens': np.asarray([source], np.int32),
-        'target_tokens': np.asarray([[run.decode.decoder_start_id, *target[:-1]]], np.int32),
-    }
-    out = jax.jit(lambda p, x: run.model.apply({'params': p}, **x, return_attentions=True).cross_attentions)(
-        params, inputs
-    )
-    layers = [np.asarray(weights, np.float32)[0] for weights in out]
-    rows, columns = run.tokenizer.pieces(target), run.tokenizer.pieces(source)
-    maps = [
-        AttentionMap(f'layer {number}, mean of heads', weights.mean(0), rows, columns)
-        for number, weights in enumerate(layers, 1)
-    ]
-    return maps + [
-        AttentionMap(f'layer {len(layers)}, head {head}', weights, rows, columns)
-        for head, weights in enumerate(layers[-1], 1)
-    ]
+    if not pairs:
+        return []
+    inputs = {name: np.zeros((len(pairs), LONGEST), np.int32) for name in _INPUTS}
+    for row, (source, target) in enumerate(pairs):
+        shifted = [run.decode.decoder_start_id, *target[:-1]]
+        for name, ids in zip(_INPUTS, (source, shifted, [1] * len(source), [1] * len(target)), strict=True):
+            inputs[name][row, : len(ids)] = ids
+    look = jax.jit(lambda p, x: run.model.apply({'params': p}, **x, return_attentions=True).cross_attentions)
+    layers = [np.asarray(weights, np.float32) for weights in look(params, inputs)]
+    found = []
+    for row, (source, target) in enumerate(pairs):
+        rows, columns = run.tokenizer.pieces(target), run.tokenizer.pieces(source)
+        own = [weights[row, :, : len(target), : len(source)] for weights in layers]
+        means = [(f'layer {number}, mean of heads', weights.mean(0)) for number, weights in enumerate(own, 1)]
+        heads = [(f'layer {len(own)}, head {head}', weights) for head, weights in enumerate(own[-1], 1)]
+        found.append([AttentionMap(title, weights, rows, columns) for title, weights in means + heads])
+    return found
