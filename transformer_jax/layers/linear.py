@@ -52,9 +52,11 @@ class Linear(nn.Module):
         letters = _LETTERS[: len(self.shape)]
         batch = 'uvwxyz'[: x.ndim - self.inputs]
         spec = f'{batch}{letters[: self.inputs]},{letters}->{batch}{letters[self.inputs :]}'
-        y = einsum(spec, x.astype(config.dtype), kernel)
-        if self.use_bias:
-            init = nn.with_logical_partitioning(nn.initializers.zeros, tuple(self.axes[self.inputs :]))
-            bias = self.param('bias', init, tuple(self.shape[self.inputs :]), jnp.dtype(config.param_dtype))
-            y += bias.astype(y.dtype)
-        return y
+        x = x.astype(config.dtype)
+        if not self.use_bias:
+            return einsum(spec, x, kernel)
+        y = einsum(spec, x, kernel, jnp.float32)
+        init = nn.with_logical_partitioning(nn.initializers.zeros, tuple(self.axes[self.inputs :]))
+        bias = self.param('bias', init, tuple(self.shape[self.inputs :]), jnp.dtype(config.param_dtype))
+        # Added before the one rounding, so that the bias's gradient too is a sum in fp32, on any backend.
+        return (y + bias.astype(jnp.float32)).astype(config.dtype)

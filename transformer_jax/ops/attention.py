@@ -69,8 +69,9 @@ def attention(
 def _rows(query_BTNH, key_BSKH, value_BSKH, visible_BTS, bias_BNTS, scale, softcap, drop):
     B, T, N, H = query_BTNH.shape
     S, K = key_BSKH.shape[1:3]
-    query_BTKGH = (query_BTNH * jnp.asarray(scale, query_BTNH.dtype)).reshape(B, T, K, N // K, H)
-    scores = einsum('BTKGH,BSKH->BKGTS', query_BTKGH, key_BSKH, jnp.float32)
+    query_BTKGH = query_BTNH.reshape(B, T, K, N // K, H)
+    # Scaled as fp32 scores: a scaled query would be rounded twice, and so would a scale which is no power of two.
+    scores = scale * einsum('BTKGH,BSKH->BKGTS', query_BTKGH, key_BSKH, jnp.float32)
     if softcap is not None:
         scores = softcap * jnp.tanh(scores / softcap)
     if bias_BNTS is not None:
