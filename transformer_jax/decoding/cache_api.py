@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from transformer_jax.config import ModelConfig
 from transformer_jax.errors import UserError
 from transformer_jax.layers.cache import Cache, KeysValues
+from transformer_jax.models.checks import check_length, check_tokens
 from transformer_jax.models.parameters import Params, unroll_params
 from transformer_jax.models.transformer import build
 
@@ -85,9 +86,10 @@ def prefill(
       last_only: return only the logits (B, 1, V) of each row's last real token; those of the others are not computed.
 
     Raises:
-      UserError: outside jit, if the tokens do not fit; inside, `cache.overflow` is set.
+      UserError: outside jit, if the tokens do not fit, or for an id outside the vocabulary or a position past
+        `max_positions`; inside, `cache.overflow` is set, and the others give NaN.
     """
-    _check_room(cache, tokens.shape[1])
+    _check(model.config, cache, tokens, mask)
     return _read(model, last_only, params, tokens, cache, mask)
 
 
@@ -130,10 +132,15 @@ def gather_beams(cache: Cache, index: jax.Array) -> Cache:
     )
 
 
-def _check_room(cache: Cache, T: int):
+def _check(config: ModelConfig, cache: Cache, tokens: jax.Array, mask: jax.Array | None):
+    check_tokens(tokens, config.vocab_size)
     if isinstance(cache.filled, jax.core.Tracer):
         return
+    T = tokens.shape[1]
     if int(cache.filled) + T > cache.capacity:
         raise UserError(
             f'the cache has {cache.capacity} slots, of which {int(cache.filled)} are filled; {T} more tokens do not fit'
         )
+    if config.max_positions is not None:
+        _, positions, _ = cache.extend(jnp.ones_like(tokens) if mask is None else jnp.asarray(mask))
+        check_length(config, positions, T)

@@ -38,9 +38,15 @@ def _place(config: ModelConfig, tokens_BT, mask_BT, positions_BT, segment_ids_BT
     return mask, positions_BT
 
 
-def _layer_caches(cache: Cache, filled: jax.Array) -> tuple[LayerCache, ...]:
+def _extend(config: ModelConfig, cache: Cache, tokens_BT, mask_BT):
+    """Checks tokens on the host; returns (cache with room for them, positions, mask, each layer's cache)."""
+    check_tokens(tokens_BT, config.vocab_size)
+    filled = cache.filled
+    cache, positions_BT, mask = cache.extend(jnp.ones_like(tokens_BT) if mask_BT is None else jnp.asarray(mask_BT))
+    check_length(config, positions_BT, tokens_BT.shape[1])
     cross = cache.cross or (None,) * len(cache.mixers)
-    return tuple(LayerCache(mixer, keys_values, filled) for mixer, keys_values in zip(cache.mixers, cross, strict=True))
+    layers = zip(cache.mixers, cross, strict=True)
+    return cache, positions_BT, mask, tuple(LayerCache(mixer, stored, filled) for mixer, stored in layers)
 
 
 def _collect(embedded, hidden, outputs: list[LayerOutput], prefix: str, return_hiddens, return_attentions):
@@ -104,9 +110,7 @@ class LanguageModel(nn.Module):
             visible = visible & Mask(causal=config.kind == 'decoder', prefix_B=prefix)
             caches = None
         else:
-            filled = cache.filled
-            cache, positions, visible = cache.extend(jnp.ones_like(tokens) if mask is None else mask)
-            caches = _layer_caches(cache, filled)
+            cache, positions, visible, caches = _extend(config, cache, tokens, mask)
         x = embedded = self.embedder(self.embedding(tokens), positions, token_types, deterministic)
         inputs = StackInputs(positions, visible)
         x, outputs = self.stack(x, inputs, caches, deterministic, return_hiddens, return_attentions)
@@ -200,11 +204,7 @@ class EncoderDecoder(nn.Module):
             visible, positions = _place(config, target_tokens, target_mask, target_positions, target_segment_ids)
             visible, caches = visible & Mask(causal=True), None
         else:
-            filled = cache.filled
-            cache, positions, visible = cache.extend(
-                jnp.ones_like(target_tokens) if target_mask is None else target_mask
-            )
-            caches = _layer_caches(cache, filled)
+            cache, positions, visible, caches = _extend(config, cache, target_tokens, target_mask)
         embedded = self.decoder_embedder(self.target_table(target_tokens), positions, None, deterministic)
         inputs = StackInputs(positions, visible, context_BSD=context, context_mask=context_mask)
         x, outputs = self.decoder(embedded, inputs, caches, deterministic, **flags)
