@@ -3,13 +3,14 @@
 import functools
 
 import jax
+import jax.extend
 import numpy as np
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.models import abstract_params, build, unroll_params
 
 TINY = dict(
-    vocab_size=23, d_model=8, d_ff=12, num_layers=2, num_heads=2, dropout=0.0, layer_stack='unrolled', max_positions=64
+    vocab_size=23, d_model=16, d_ff=12, num_layers=2, num_heads=4, dropout=0.0, layer_stack='unrolled', max_positions=64
 )  # fmt: skip
 
 
@@ -42,20 +43,20 @@ def some_tokens(*shape, seed=0, vocabulary=TINY['vocab_size']):
     return np.random.default_rng(seed).integers(1, vocabulary, shape).astype(np.int32)
 
 
-def products(jaxpr):
-    """Every product of a jaxpr, also those inside loops, calls and custom rules."""
+def equations(jaxpr):
+    """Every equation of a jaxpr, also those inside loops, calls and custom rules."""
     for equation in jaxpr.eqns:
-        if equation.primitive.name == 'dot_general':
-            yield equation
-        for inner in jax.core.jaxprs_in_params(equation.params):
-            yield from products(inner)
+        yield equation
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            yield from equations(inner)
 
 
 def product_flops(function, *arguments):
     """Floating-point operations of all products of a function without loops."""
     total = 0
-    for equation in products(jax.make_jaxpr(function)(*arguments).jaxpr):
-        (contracted, _), _ = equation.params['dimension_numbers']
-        left = equation.invars[0].aval.shape
-        total += 2 * equation.outvars[0].aval.size * int(np.prod([left[axis] for axis in contracted]))
+    for equation in equations(jax.make_jaxpr(function)(*arguments).jaxpr):
+        if equation.primitive.name == 'dot_general':
+            (contracted, _), _ = equation.params['dimension_numbers']
+            left = equation.invars[0].aval.shape
+            total += 2 * equation.outvars[0].aval.size * int(np.prod([left[axis] for axis in contracted]))
     return total

@@ -1,0 +1,54 @@
+"""Products of bf16 operands: fp32 sums, one rounding, and gradients in their operands' own types."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax.ops.products import einsum
+
+RNG = np.random.default_rng(0)
+
+
+def rounded(x):
+    return np.asarray(jnp.asarray(x, jnp.bfloat16)).astype(np.float64)
+
+
+def assert_one_rounding(ours, exact, magnitude):
+    """A bf16 result differs from the exact one by half a unit in its last place, beside fp32's own sums."""
+    assert ours.dtype == jnp.bfloat16
+    gap = np.abs(np.asarray(ours).astype(np.float64) - exact)
+    assert (gap <= 2.0**-8 * np.abs(exact) + 1e-6 * magnitude).all()
+
+
+def test_bf16_products_have_fp32_sums_and_one_rounding():
+    a, b = RNG.normal(size=(3, 4000)), RNG.normal(size=(4000, 5))
+    exact, magnitude = rounded(a) @ rounded(b), np.abs(rounded(a)) @ np.abs(rounded(b))
+    low = jnp.asarray(a, jnp.bfloat16)
+    assert_one_rounding(einsum('ak,kb->ab', low, jnp.asarray(b, jnp.float32)), exact, magnitude)
+    wide = einsum('ak,kb->ab', low, jnp.asarray(b, jnp.float32), jnp.float32)
+    assert wide.dtype == jnp.float32
+    np.testing.assert_allclose(np.asarray(wide), exact, atol=1e-6 * magnitude.max())
+    # Sums in bf16 would lose most of 4000 terms: 1 + 1 + ... stops at 256.
+    ones = jnp.ones((1, 4000), jnp.bfloat16)
+    assert float(einsum('ak,kb->ab', ones, jnp.ones((4000, 1)), jnp.float32)[0, 0]) == 4000
+
+
+def test_gradients_of_bf16_products_have_fp32_sums_and_their_operands_types():
+    a, b, c = RNG.normal(size=(4000, 3)), RNG.normal(size=(3, 5)), RNG.normal(size=(4000, 5))
+    low, weight = jnp.asarray(a, jnp.bfloat16), jnp.asarray(b, jnp.float32)
+
+    def total(low, weight):
+        return (einsum('ka,ab->kb', low, weight, jnp.float32) * jnp.asarray(c, jnp.float32)).sum()
+
+    by_a, by_b = jax.grad(total, (0, 1))(low, weight)
+    assert by_b.dtype == jnp.float32
+    # Without a rounding to bf16 at the end: the gradient of an fp32 parameter is an fp32 sum.
+    exact = rounded(a).T @ rounded(c)
+    np.testing.assert_allclose(np.asarray(by_b), exact, atol=1e-6 * (np.abs(rounded(a)).T @ np.abs(c)).max())
+    assert_one_rounding(by_a, rounded(c) @ rounded(b).T, np.abs(rounded(c)) @ np.abs(rounded(b)).T)
+
+
+def test_fp32_products_are_numpys():
+    a, b = RNG.normal(size=(2, 3, 4)).astype(np.float32), RNG.normal(size=(4, 2, 5)).astype(np.float32)
+    ours = einsum('uva,abc->uvbc', jnp.asarray(a), jnp.asarray(b))
+    np.testing.assert_allclose(np.asarray(ours), np.einsum('uva,abc->uvbc', a.astype(np.float64), b), atol=1e-6)
