@@ -24,9 +24,11 @@ _FACE = {
     'build': 'transformer_jax.models',
     'generate': 'transformer_jax.decoding',
     'init_params': 'transformer_jax.models',
+    'load_pretrained': 'transformer_jax.huggingface',
     'load_tokenizer': 'transformer_jax.data.tokenizers',
     'preset': 'transformer_jax.presets',
     'restore': 'transformer_jax.training.restore',
+    'save_pretrained': 'transformer_jax.huggingface',
 }
 
 __all__ = sorted(_FACE)

@@ -1,0 +1,38 @@
+"""Weight and config tables, one file per family, in the order in which `save_pretrained` looks for one that fits."""
+
+from transformer_jax.huggingface.families import (
+    bart,
+    bert,
+    bloom,
+    gemma2,
+    gpt2,
+    gpt_neox,
+    llama,
+    modernbert,
+    olmo2,
+    roberta,
+    t5,
+)
+
+FAMILIES = {
+    family.model_type: family
+    for family in (
+        bart.MARIAN,
+        bart.BART,
+        bart.MBART,
+        bart.PEGASUS,
+        t5.T5,
+        gpt2.GPT2,
+        llama.LLAMA,
+        llama.MISTRAL,
+        llama.QWEN2,
+        llama.QWEN3,
+        gemma2.GEMMA2,
+        olmo2.OLMO2,
+        bloom.BLOOM,
+        gpt_neox.GPT_NEOX,
+        bert.BERT,
+        roberta.ROBERTA,
+        modernbert.MODERNBERT,
+    )
+}

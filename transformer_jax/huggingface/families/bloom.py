@@ -1,0 +1,72 @@
+"""BLOOM: ALiBi, a norm after the embedding, and queries, keys and values head by head in one matrix."""
+
+from __future__ import annotations
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.errors import UserError
+from transformer_jax.huggingface.family import Derived, Family, Field, Fields, Weight
+
+_LAYER, _OURS = 'transformer.h.{i}.', 'decoder/layers_{i}/'
+_FUSED = _LAYER + 'self_attention.query_key_value.'
+_QKV = ' '.join(_OURS + f'attention/{name}/{{leaf}}' for name in ('query', 'key', 'value'))
+
+
+def _read(fields: Fields, names: frozenset[str]) -> Fields:
+    sizes = {'d_model': ('hidden_size', 'n_embed'), 'num_layers': ('n_layer', 'num_hidden_layers'),
+             'num_heads': ('n_head', 'num_attention_heads')}  # fmt: skip
+    choices = {}
+    for ours, spellings in sizes.items():
+        stated = [fields[name] for name in spellings if fields.get(name) is not None]
+        if not stated:
+            raise UserError(f'config.json lacks {spellings[0]}, which bloom models state')
+        choices[ours] = stated[0]
+    return choices | {'d_ff': 4 * choices['d_model']}
+
+
+def _write(config: ModelConfig) -> Fields:
+    return {'hidden_size': config.d_model, 'n_layer': config.num_layers, 'n_head': config.num_heads}
+
+
+BLOOM = Family(
+    model_type='bloom',
+    architectures={'BloomForCausalLM': {'head': 'lm'}, 'BloomModel': {'head': 'none'}},
+    base_prefix='transformer.',
+    choices=dict(
+        kind='decoder', position='alibi', norm='layer', norm_position='pre', embedding_norm=True,
+        embedding_scale='none', qkv_bias=True, out_bias=True, ffn_bias=True, ffn='gelu_tanh',
+    ),
+    fields=(
+        Field('vocab_size', 'vocab_size'),
+        Field('layer_norm_epsilon', 'norm_epsilon', 1e-5),
+        Field('hidden_dropout', 'dropout', 0.0),
+        Field('attention_dropout', 'attention_dropout', 0.0),
+        Field('tie_word_embeddings', 'tie_embeddings', True, {True: 'output', False: 'none'}),
+    ),
+    weights=(
+        Weight('transformer.word_embeddings.weight', 'embedding/embedding', 'V D'),
+        Weight('transformer.word_embeddings_layernorm.weight', 'embedder/norm/scale', 'D'),
+        Weight('transformer.word_embeddings_layernorm.bias', 'embedder/norm/bias', 'D'),
+        Weight(_LAYER + 'input_layernorm.weight', _OURS + 'attention_residual/in_norm/scale', 'D'),
+        Weight(_LAYER + 'input_layernorm.bias', _OURS + 'attention_residual/in_norm/bias', 'D'),
+        Weight(_FUSED + 'weight', _QKV.replace('{leaf}', 'kernel'), '(N q H) D -> q D N H'),
+        Weight(_FUSED + 'bias', _QKV.replace('{leaf}', 'bias'), '(N q H) -> q N H'),
+        Weight(_LAYER + 'self_attention.dense.weight', _OURS + 'attention/out/kernel', 'D (N H) -> N H D'),
+        Weight(_LAYER + 'self_attention.dense.bias', _OURS + 'attention/out/bias', 'D'),
+        Weight(_LAYER + 'post_attention_layernorm.weight', _OURS + 'ffn_residual/in_norm/scale', 'D'),
+        Weight(_LAYER + 'post_attention_layernorm.bias', _OURS + 'ffn_residual/in_norm/bias', 'D'),
+        Weight(_LAYER + 'mlp.dense_h_to_4h.weight', _OURS + 'ffn/up/kernel', 'F D -> D F'),
+        Weight(_LAYER + 'mlp.dense_h_to_4h.bias', _OURS + 'ffn/up/bias', 'F'),
+        Weight(_LAYER + 'mlp.dense_4h_to_h.weight', _OURS + 'ffn/down/kernel', 'D F -> F D'),
+        Weight(_LAYER + 'mlp.dense_4h_to_h.bias', _OURS + 'ffn/down/bias', 'D'),
+        Weight('transformer.ln_f.weight', 'decoder/final_norm/scale', 'D'),
+        Weight('transformer.ln_f.bias', 'decoder/final_norm/bias', 'D'),
+        Weight('lm_head.weight', 'head/output/kernel', 'V D -> D V'),
+    ),
+    derived=(Derived(r'lm_head\.weight', 'tied to the embedding', tied_to='transformer.word_embeddings.weight'),),
+    fixed={'apply_residual_connection_post_layernorm': False},
+    ignored=('slow_but_exact', 'offset_alibi', 'seq_length', 'skip_bias_add', 'skip_bias_add_qkv', 'n_inner',
+             'attention_softmax_in_fp32', 'bias_dropout_fusion', 'masked_softmax_fusion', 'unk_token_id'),
+    known=('hidden_size', 'n_embed', 'n_layer', 'num_hidden_layers', 'n_head', 'num_attention_heads'),
+    read=_read,
+    write=_write,
+)  # fmt: skip
