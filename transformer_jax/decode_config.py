@@ -23,10 +23,10 @@ class DecodeConfig:
       gnmt    penalty(n) = ((5 + n) / 6) ** alpha      (Wu et al. 2016, equation 14; the 2017 paper, section 6.1)
       length  penalty(n) = n ** alpha                  (transformers' length_penalty)
 
-    Each step's scores pass, in this order (the order of transformers): the diversity penalty of beam groups, repetition
-    penalty, blocked n-grams, forbidden tokens, `min_new_tokens`, the forced first token, the forced last token; and when
-    sampling: temperature, top k, top p, min p. Beams process log-probabilities and do not renormalise; greedy search and
-    sampling process logits and take the log-softmax of what is left (both as transformers does).
+    Each step's scores pass, in this order (the order of transformers): the diversity penalty of beam groups,
+    repetition penalty, blocked n-grams, forbidden tokens, `min_new_tokens`, the forced first token, the forced last
+    token; and when sampling: temperature, top k, top p, min p. Beams process log-probabilities and do not renormalise;
+    greedy search and sampling process logits and take the log-softmax of what is left (both as transformers does).
 
     Attributes:
       max_new_tokens: most tokens generated, in tokens; None with `max_new_tokens_over_source` None means 128, or what
@@ -104,9 +104,18 @@ class DecodeConfig:
 
     def _check_ranges(self):
         for name, least in (('max_new_tokens', 1), ('max_new_tokens_over_source', 0)):
-            _require(getattr(self, name) is None or getattr(self, name) >= least, self, name, f'at least {least}, or None')
-        for name, least in (('min_new_tokens', 0), ('beam_size', 1), ('num_return', 1), ('top_k', 0),
-                            ('no_repeat_ngram_size', 0), ('beam_groups', 1), ('diversity_penalty', 0)):
+            _require(
+                getattr(self, name) is None or getattr(self, name) >= least, self, name, f'at least {least}, or None'
+            )
+        for name, least in (
+            ('min_new_tokens', 0),
+            ('beam_size', 1),
+            ('num_return', 1),
+            ('top_k', 0),
+            ('no_repeat_ngram_size', 0),
+            ('beam_groups', 1),
+            ('diversity_penalty', 0),
+        ):
             _require(getattr(self, name) >= least, self, name, f'at least {least}')
         _require(0 < self.top_p <= 1, self, 'top_p', 'above 0 and at most 1 (1 is off)')
         _require(0 <= self.min_p <= 1, self, 'min_p', 'between 0 and 1 (0 is off)')
@@ -126,17 +135,25 @@ class DecodeConfig:
         if self.diversity_penalty and self.beam_groups == 1:
             raise UserError(f'diversity_penalty = {self.diversity_penalty} needs beam_groups of 2 or more')
         if self.sample and self.beam_size > 1:
-            raise UserError(f'sample draws single answers; set beam_size = 1 instead of {self.beam_size} '
-                            '(num_return gives several draws)')
+            raise UserError(
+                f'sample draws single answers; set beam_size = 1 instead of {self.beam_size} '
+                '(num_return gives several draws)'
+            )
         if not self.sample and self.num_return > self.beam_size:
-            raise UserError(f'num_return = {self.num_return} is more than beam_size = {self.beam_size}; '
-                            'a search returns at most its beams')
+            raise UserError(
+                f'num_return = {self.num_return} is more than beam_size = {self.beam_size}; '
+                'a search returns at most its beams'
+            )
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
-            raise UserError(f'min_new_tokens = {self.min_new_tokens} is more than max_new_tokens = {self.max_new_tokens}')
+            raise UserError(
+                f'min_new_tokens = {self.min_new_tokens} is more than max_new_tokens = {self.max_new_tokens}'
+            )
         if not self.sample:
             for name, off in (('top_k', (0,)), ('top_p', (1,)), ('min_p', (0,)), ('temperature', (0, 1))):
                 if getattr(self, name) not in off:
-                    raise UserError(f'{name} = {getattr(self, name)} acts on draws only; set sample = True, or leave it out')
+                    raise UserError(
+                        f'{name} = {getattr(self, name)} acts on draws only; set sample = True, or leave it out'
+                    )
 
     @property
     def temperatures(self) -> tuple[float, ...]:

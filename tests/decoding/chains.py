@@ -35,10 +35,12 @@ def begin(tables: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
 
 def step_fn(tables: jax.Array):
     """The step of the search loops: reads one token per row; the rows of a chain stand together."""
+
     def step(tokens_R1: jax.Array, cache: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
         state_R = (cache['state'] * 7 + tokens_R1[:, 0] + 3) % STATES
         row_R = jnp.arange(len(state_R)) // (len(state_R) // len(tables))
         return tables[row_R, state_R], {'state': state_R}
+
     return step
 
 
@@ -64,8 +66,17 @@ def enumerate_all(log_probs, eos_ids, limit: int, alpha: float, kind: str) -> li
     return sorted(answers, key=lambda answer: -answer[0])
 
 
-def textbook_beams(log_probs, eos_ids, limit: int, beams: int, alpha: float, kind: str, early_stopping: str,
-                   groups: int = 1, diversity: float = 0.0) -> list[tuple[float, tuple[int, ...]]]:
+def textbook_beams(
+    log_probs,
+    eos_ids,
+    limit: int,
+    beams: int,
+    alpha: float,
+    kind: str,
+    early_stopping: str,
+    groups: int = 1,
+    diversity: float = 0.0,
+) -> list[tuple[float, tuple[int, ...]]]:
     """Beam search with lists: candidates sorted, the best `beams` may finish, the rest goes on."""
     size = beams // groups
     live = [[((), 0.0)] for _ in range(groups)]
@@ -76,15 +87,22 @@ def textbook_beams(log_probs, eos_ids, limit: int, beams: int, alpha: float, kin
         for g in range(groups):
             if closed[g]:
                 continue
-            candidates = sorted(((total + value - diversity * chosen.get(token, 0), (*prefix, token))
-                                 for prefix, total in live[g] for token, value in enumerate(log_probs(prefix))),
-                                key=lambda candidate: -candidate[0])
+            candidates = sorted(
+                (
+                    (total + value - diversity * chosen.get(token, 0), (*prefix, token))
+                    for prefix, total in live[g]
+                    for token, value in enumerate(log_probs(prefix))
+                ),
+                key=lambda candidate: -candidate[0],
+            )
             ending = [length == limit or tokens[-1] in eos_ids for _, tokens in candidates]
             everything = len(ending) - sum(ending) <= size
             kept = max(2, 1 + len(eos_ids)) * size
-            finished[g] += [(total / penalty(length, alpha, kind), tokens)
-                            for rank, ((total, tokens), ends) in enumerate(zip(candidates, ending, strict=True))
-                            if ends and (rank < size or (everything and len(candidates) <= kept))]
+            finished[g] += [
+                (total / penalty(length, alpha, kind), tokens)
+                for rank, ((total, tokens), ends) in enumerate(zip(candidates, ending, strict=True))
+                if ends and (rank < size or (everything and len(candidates) <= kept))
+            ]
             finished[g] = sorted(finished[g], key=lambda answer: -answer[0])[:size]
             going = [candidate for candidate, ends in zip(candidates[:kept], ending[:kept], strict=True) if not ends]
             live[g] = [(tokens, total) for total, tokens in going[:size]]
@@ -109,5 +127,8 @@ def greedy(log_probs, eos_ids, limit: int) -> tuple[int, ...]:
 def prompts(limits) -> dict[str, np.ndarray]:
     """Fields of a Prompt of one start token 0 per row."""
     limits = np.asarray(limits, np.int32)
-    return {'tokens_RP': np.zeros((len(limits), 1), np.int32), 'start_R': np.zeros(len(limits), np.int32),
-            'limit_R': limits}
+    return {
+        'tokens_RP': np.zeros((len(limits), 1), np.int32),
+        'start_R': np.zeros(len(limits), np.int32),
+        'limit_R': limits,
+    }

@@ -1,18 +1,17 @@
 """Beam search as one loop which knows only `tokens, cache -> logits, cache`.
 
-Worked example, beam_size 2, end token 9, vocabulary {3, 4, 9}, no length penalty, probabilities (.5, .3, .2) everywhere:
-
-  step  candidates, best first (twice the beam)        live after it      finished after it
-  1     3 (.5)   4 (.3)   9 (.2)                       3, 4               9 (.2): third, so not among the two best, but
-                                                                          nothing was pruned: it counts
-  2     33 (.25) 34 (.15) 43 (.15) 39 (.10)            33, 34             9 (.2): 39 ranks fourth, does not count
-
 Each step ranks all continuations of the live beams by their sum of processed log-probabilities and takes the best
-C = max(2, 1 + number of end ids) * K: however many of them end, K can go on. A continuation *ends* with an end token or
-at its row's limit. It is kept as finished if it ranks among the K best continuations (as in transformers) or if the step
-prunes nothing, that is, when every continuation which does not end stays live; so a beam as wide as the number of live
-prefixes finds exactly what enumeration finds. Finished hypotheses leave the beam and compete by score, sum / penalty(n)
-(`DecodeConfig`): the best K are kept, an earlier one before a later equal.
+C = max(2, 1 + number of end ids) * K: however many of them end, K can go on. A continuation *ends* with an end token,
+or at its row's limit. It is kept as finished if it ranks among the K best continuations (as in transformers), or if
+the step prunes nothing, that is, when every continuation which does not end stays live; so a beam as wide as the
+number of live prefixes finds exactly what enumeration finds. Finished hypotheses leave the beam and compete by score,
+sum / penalty(n) (`DecodeConfig`): the best K are kept, an earlier one before a later equal.
+
+Worked example: K = 2, end token 9, vocabulary {3, 4, 9}, probabilities (.5, .3, .2) everywhere, no length penalty.
+
+  step  candidates, best first              live      finished
+  1     3 (.5)   4 (.3)   9 (.2)            3, 4      9 (.2): not among the two best, but nothing was pruned
+  2     33 (.25) 34 (.15) 43 (.15) 39 (.1)  33, 34    9 (.2): 39 ranks fourth and 43 was pruned, so 39 does not count
 
 References: Graves 2012; Wu et al. 2016, section 7 (length penalty); Vijayakumar et al. 2016, algorithm 1 (groups).
 """
@@ -28,7 +27,7 @@ import jax.numpy as jnp
 
 from transformer_jax.decode_config import DecodeConfig
 from transformer_jax.decoding.hypotheses import Hypotheses, join, take
-from transformer_jax.decoding.processors import Prompt, process
+from transformer_jax.decoding.processors import Prompt, is_any_of, process
 from transformer_jax.decoding.sampling import StepFn
 
 GatherFn = Callable[[Any, jax.Array], Any]
@@ -84,8 +83,16 @@ def best_attainable(sums: jax.Array, length: jax.Array, limit: jax.Array, alpha:
     return jnp.maximum(*(sums / length_penalty(end, alpha, kind) for end in ends))
 
 
-def beam_loop(step_fn: StepFn, gather_fn: GatherFn, logits_BV: jax.Array, cache: Any, prompt: Prompt,
-              alpha: jax.Array, config: DecodeConfig, capacity: int) -> tuple[Hypotheses, Any]:
+def beam_loop(
+    step_fn: StepFn,
+    gather_fn: GatherFn,
+    logits_BV: jax.Array,
+    cache: Any,
+    prompt: Prompt,
+    alpha: jax.Array,
+    config: DecodeConfig,
+    capacity: int,
+) -> tuple[Hypotheses, Any]:
     """Searches until no sentence can improve.
 
     Args:
@@ -100,12 +107,14 @@ def beam_loop(step_fn: StepFn, gather_fn: GatherFn, logits_BV: jax.Array, cache:
       capacity: static room for tokens.
 
     Returns:
-      The `num_return` best hypotheses of each sentence, where fewer exist the rest with score -inf and length 0; and the
-      last cache.
+      The `num_return` best hypotheses of each sentence, where fewer exist the rest with score -inf and length 0; and
+      the last cache.
     """
     batch, beams = prompt.limit_R.shape[0], config.beam_size
     cache = gather_fn(cache, jnp.repeat(jnp.arange(batch), beams))
-    first = BeamState(jnp.int32(0), tuple(_empty_group(batch, config, capacity) for _ in range(config.beam_groups)), cache)
+    first = BeamState(
+        jnp.int32(0), tuple(_empty_group(batch, config, capacity) for _ in range(config.beam_groups)), cache
+    )
     first = choose_next(first, jnp.repeat(logits_BV, beams, axis=0), prompt, alpha, config)
 
     def going_on(state: BeamState) -> jax.Array:
@@ -131,8 +140,9 @@ def read_last(step_fn: StepFn, gather_fn: GatherFn, state: BeamState) -> tuple[j
     return logits_RV, dataclasses.replace(state, cache=cache)
 
 
-def choose_next(state: BeamState, logits_RV: jax.Array, prompt: Prompt, alpha: jax.Array,
-                config: DecodeConfig) -> BeamState:
+def choose_next(
+    state: BeamState, logits_RV: jax.Array, prompt: Prompt, alpha: jax.Array, config: DecodeConfig
+) -> BeamState:
     """Extends every group by one token, given fp32 logits of the next token of each row (sentence, group, beam)."""
     batch = prompt.limit_R.shape[0]
     log_probs_BGKV = jax.nn.log_softmax(logits_RV, axis=-1).reshape(batch, config.beam_groups, -1, logits_RV.shape[-1])
@@ -149,8 +159,15 @@ def choose_next(state: BeamState, logits_RV: jax.Array, prompt: Prompt, alpha: j
     return dataclasses.replace(state, generated=state.generated + 1, groups=tuple(groups))
 
 
-def _extend(group: Group, log_probs_BKV: jax.Array, chosen_BV: jax.Array, generated: jax.Array, prompt: Prompt,
-            alpha: jax.Array, config: DecodeConfig) -> Group:
+def _extend(
+    group: Group,
+    log_probs_BKV: jax.Array,
+    chosen_BV: jax.Array,
+    generated: jax.Array,
+    prompt: Prompt,
+    alpha: jax.Array,
+    config: DecodeConfig,
+) -> Group:
     """One step of one group; `chosen_BV` counts the beams of earlier groups which chose each token in this step."""
     batch, size, vocabulary = log_probs_BKV.shape
     count = min(max(2, 1 + len(config.eos_ids)) * size, size * vocabulary)
@@ -160,25 +177,34 @@ def _extend(group: Group, log_probs_BKV: jax.Array, chosen_BV: jax.Array, genera
     scores_BKV = log_probs_BKV
     if config.diversity_penalty:
         scores_BKV -= config.diversity_penalty * chosen_BV[:, None]
-    scores_BKV = process(scores_BKV.reshape(batch * size, vocabulary), prompt.repeat(size),
-                         group.live.tokens_BKT.reshape(batch * size, -1), generated, config).reshape(scores_BKV.shape)
+    scores_BKV = process(
+        scores_BKV.reshape(batch * size, vocabulary),
+        prompt.repeat(size),
+        group.live.tokens_BKT.reshape(batch * size, -1),
+        generated,
+        config,
+    ).reshape(scores_BKV.shape)
     sums_BKV = group.live.scores_BK[..., None] + scores_BKV
     sums_BC, flat_BC = jax.lax.top_k(sums_BKV.reshape(batch, -1), count)
     parents_BC, tokens_BC = flat_BC // vocabulary, (flat_BC % vocabulary).astype(jnp.int32)
 
     exists_BC = sums_BC > -jnp.inf
-    ends_BC = jnp.isin(tokens_BC, jnp.array(config.eos_ids, jnp.int32)) | (length >= limit_B1)
+    ends_BC = is_any_of(tokens_BC, config.eos_ids) | (length >= limit_B1)
     all_listed_B1 = ~exists_BC[:, -1:] | (count == size * vocabulary)
     nothing_pruned_B1 = all_listed_B1 & ((exists_BC & ~ends_BC).sum(axis=1, keepdims=True) <= size)
     finishes_BC = exists_BC & ends_BC & (nothing_pruned_B1 | (jnp.arange(count) < size)) & group.open_B[:, None]
 
     candidates = group.live.take(parents_BC)
+    here_T = jnp.arange(candidates.tokens_BKT.shape[-1]) == generated
     candidates = dataclasses.replace(
-        candidates, scores_BK=sums_BC, tokens_BKT=candidates.tokens_BKT.at[:, :, generated].set(tokens_BC),
-        lengths_BK=jnp.full_like(candidates.lengths_BK, length))
+        candidates,
+        scores_BK=sums_BC,
+        tokens_BKT=jnp.where(here_T, tokens_BC[..., None], candidates.tokens_BKT),
+        lengths_BK=jnp.full_like(candidates.lengths_BK, length),
+    )
     if config.return_log_probs:
         own_BC = take(log_probs_BKV.reshape(batch, -1), flat_BC)
-        own_BCT = candidates.log_probs_BKT.at[:, :, generated].set(own_BC)
+        own_BCT = jnp.where(here_T, own_BC[..., None], candidates.log_probs_BKT)
         candidates = dataclasses.replace(candidates, log_probs_BKT=own_BCT)
 
     finished_BC = jnp.where(finishes_BC, sums_BC / length_penalty(length, alpha, config.length_penalty), -jnp.inf)
@@ -191,8 +217,14 @@ def _extend(group: Group, log_probs_BKV: jax.Array, chosen_BV: jax.Array, genera
     return Group(live, finished, open_B, take(parents_BC, live_BK))
 
 
-def _may_improve(best_live_B: jax.Array, worst_finished_B: jax.Array, length: jax.Array, limit_B: jax.Array,
-                 alpha: jax.Array, config: DecodeConfig) -> jax.Array:
+def _may_improve(
+    best_live_B: jax.Array,
+    worst_finished_B: jax.Array,
+    length: jax.Array,
+    limit_B: jax.Array,
+    alpha: jax.Array,
+    config: DecodeConfig,
+) -> jax.Array:
     """Whether a sentence goes on: it has live beams, and a free place or, by `early_stopping`, the hope of a better."""
     room_B = worst_finished_B == -jnp.inf
     kind = config.length_penalty
@@ -207,8 +239,12 @@ def _may_improve(best_live_B: jax.Array, worst_finished_B: jax.Array, length: ja
 def _empty_group(batch: int, config: DecodeConfig, capacity: int) -> Group:
     size = config.beam_size // config.beam_groups
     log_probs = jnp.zeros((batch, size, capacity)) if config.return_log_probs else None
-    nothing = Hypotheses(jnp.full((batch, size), -jnp.inf), jnp.full((batch, size, capacity), config.pad_id, jnp.int32),
-                         jnp.zeros((batch, size), jnp.int32), log_probs)
+    nothing = Hypotheses(
+        jnp.full((batch, size), -jnp.inf),
+        jnp.full((batch, size, capacity), config.pad_id, jnp.int32),
+        jnp.zeros((batch, size), jnp.int32),
+        log_probs,
+    )
     # All beams begin alike: only the first is alive, or every hypothesis would be found K times.
     live = dataclasses.replace(nothing, scores_BK=nothing.scores_BK.at[:, 0].set(0.0))
     parents_BK = jnp.broadcast_to(jnp.arange(size), (batch, size))

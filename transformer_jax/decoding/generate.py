@@ -38,14 +38,15 @@ class Generation:
     log_probs: np.ndarray | None
 
 
-def generate(model: nn.Module, params: Any, tokens: Any, *, mask: Any = None, config: DecodeConfig | None = None,
-             seed: int = 0) -> Generation:
+def generate(
+    model: nn.Module, params: Any, tokens: Any, *, mask: Any = None, config: DecodeConfig | None = None, seed: int = 0
+) -> Generation:
     """Generates the best answers to a batch of sources or prompts.
 
     The prompt is read in one pass, then a `lax.while_loop` adds a token a step until every row is done. Source length,
-    prompt length and new-token limit are rounded up (`inputs.bucket`), so one compilation serves all lengths of a bucket;
-    temperature and the length penalty's exponent may change without a new one too. A row's answer does not depend on
-    the other rows, nor on the padding's side; a draw depends on seed, row number and draw number only.
+    prompt length and new-token limit are rounded up (`inputs.bucket`), so one compilation serves all lengths of a
+    bucket; temperature and the length penalty's exponent may change without a new one too. A row's answer does not
+    depend on the other rows, nor on the padding's side; a draw depends on seed, row number and draw number only.
 
     Args:
       model: from `build`, an encoder-decoder or a decoder.
@@ -64,12 +65,17 @@ def generate(model: nn.Module, params: Any, tokens: Any, *, mask: Any = None, co
     found, overflow = search(params, inputs, model=model, config=static, capacity=capacity)
     check_overflow(overflow)
     width = int(inputs.prompt.limit_R.max())
-    generation = Generation(np.asarray(found.tokens_BKT)[..., :width], np.asarray(found.lengths_BK),
-                            np.asarray(found.scores_BK),
-                            np.asarray(found.log_probs_BKT)[..., :width] if config.return_log_probs else None)
+    generation = Generation(
+        np.asarray(found.tokens_BKT)[..., :width],
+        np.asarray(found.lengths_BK),
+        np.asarray(found.scores_BK),
+        np.asarray(found.log_probs_BKT)[..., :width] if config.return_log_probs else None,
+    )
     lost_B = ~np.isfinite(generation.scores[:, 0])
     if lost_B.any():
-        raise UserError(f'row {int(np.argmax(lost_B))} has no answer: the logits are not finite, or every token is banned')
+        raise UserError(
+            f'row {int(np.argmax(lost_B))} has no answer: the logits are not finite, or every token is banned'
+        )
     return generation
 
 
@@ -85,7 +91,7 @@ def check_overflow(overflow: jax.Array) -> None:
 
 
 def start(model: nn.Module, params: Any, inputs: SearchInputs, capacity: int) -> tuple[jax.Array, Any]:
-    """Reads source and prompt; returns the logits after them (B, V) and a cache with room for `capacity` more tokens."""
+    """Reads source and prompt; returns logits after them (B, V) and a cache with room for `capacity` more tokens."""
     batch, width = inputs.prompt.tokens_RP.shape
     cache = init_cache(model, batch, width + capacity, inputs.source, inputs.source_mask)
     mask_BP = jnp.arange(width) >= inputs.prompt.start_R[:, None]
@@ -95,9 +101,11 @@ def start(model: nn.Module, params: Any, inputs: SearchInputs, capacity: int) ->
 
 def make_step(model: nn.Module, params: Any) -> Callable[[jax.Array, Any], tuple[jax.Array, Any]]:
     """Returns `tokens_R1, cache -> logits_RV, cache` for the search loops."""
+
     def step_fn(tokens_R1: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
         logits, cache = step(model, params, tokens_R1, cache)
         return logits[:, -1], cache
+
     return step_fn
 
 

@@ -79,7 +79,9 @@ def check_ids(config: DecodeConfig, model: ModelConfig) -> None:
             raise UserError(f'{name} holds id {token}; the vocabulary has {model.vocab_size} ids')
 
 
-def prepare(model: ModelConfig, tokens, mask, config: DecodeConfig, seed: int) -> tuple[SearchInputs, DecodeConfig, int]:
+def prepare(
+    model: ModelConfig, tokens, mask, config: DecodeConfig, seed: int
+) -> tuple[SearchInputs, DecodeConfig, int]:
     """Returns the program's arguments, the static part of `config`, and the bucket of new tokens.
 
     Prompts are moved to the right and sources to the left, so that either padding side gives the same answer.
@@ -104,15 +106,26 @@ def prepare(model: ModelConfig, tokens, mask, config: DecodeConfig, seed: int) -
         source, source_mask = _source(model, rows, config.pad_id)
     temperatures = config.temperatures
     if len(temperatures) not in (1, len(rows)):
-        raise UserError(f'temperature has {len(temperatures)} numbers for {len(rows)} rows; give one, or one for each row')
-    inputs = SearchInputs(source, source_mask, _prompt(prompts, limit_B, config.pad_id, encoder_decoder),
-                          np.uint32(seed), np.broadcast_to(np.float32(temperatures), len(rows)),
-                          np.float32(config.length_penalty_alpha))
-    static = config.replace(max_new_tokens=None, max_new_tokens_over_source=None, temperature=1.0, length_penalty_alpha=0.0)
+        raise UserError(
+            f'temperature has {len(temperatures)} numbers for {len(rows)} rows; give one, or one for each row'
+        )
+    inputs = SearchInputs(
+        source,
+        source_mask,
+        _prompt(prompts, limit_B, config.pad_id, encoder_decoder),
+        np.uint32(seed),
+        np.broadcast_to(np.float32(temperatures), len(rows)),
+        np.float32(config.length_penalty_alpha),
+    )
+    static = config.replace(
+        max_new_tokens=None, max_new_tokens_over_source=None, temperature=1.0, length_penalty_alpha=0.0
+    )
     return inputs, static, bucket(int(limit_B.max()))
 
 
-def new_token_limits(model: ModelConfig, config: DecodeConfig, lengths_B: np.ndarray, prompts_B: np.ndarray) -> np.ndarray:
+def new_token_limits(
+    model: ModelConfig, config: DecodeConfig, lengths_B: np.ndarray, prompts_B: np.ndarray
+) -> np.ndarray:
     """Returns the most tokens each row may generate.
 
     Args:
@@ -134,12 +147,15 @@ def new_token_limits(model: ModelConfig, config: DecodeConfig, lengths_B: np.nda
         needed_B = limit_B if limits else np.ones_like(limit_B)
         if (needed_B > room_B).any():
             row = int(np.argmax(needed_B - room_B))
-            raise UserError(f'row {row}: a prompt of {prompts_B[row]} tokens and {needed_B[row]} new ones need '
-                            f'{prompts_B[row] + needed_B[row] - 1} positions; the model has {model.max_positions}')
+            raise UserError(
+                f'row {row}: a prompt of {prompts_B[row]} tokens and {needed_B[row]} new ones need '
+                f'{prompts_B[row] + needed_B[row] - 1} positions; the model has {model.max_positions}'
+            )
         limit_B = np.minimum(limit_B, room_B)
     if (limit_B < 1).any():
-        raise UserError(f'row {int(np.argmin(limit_B))} may generate no token: an empty source, and '
-                        'max_new_tokens_over_source = 0')
+        raise UserError(
+            f'row {int(np.argmin(limit_B))} may generate no token: an empty source, and max_new_tokens_over_source = 0'
+        )
     return limit_B.astype(np.int32)
 
 
@@ -148,13 +164,15 @@ def _source(model: ModelConfig, rows: list[np.ndarray], pad_id: int) -> tuple[np
     width = bucket(longest)
     if model.max_positions is not None:
         if longest > model.max_positions:
-            raise UserError(f'a source of {longest} tokens is longer than the {model.max_positions} positions of the model')
+            raise UserError(
+                f'a source of {longest} tokens is longer than the {model.max_positions} positions of the model'
+            )
         width = min(width, model.max_positions)
     source = np.full((len(rows), width), pad_id, np.int32)
     mask = np.zeros(source.shape, bool)
     for number, row in enumerate(rows):
-        source[number, :len(row)] = row
-        mask[number, :len(row)] = True
+        source[number, : len(row)] = row
+        mask[number, : len(row)] = True
     return source, mask
 
 
@@ -163,5 +181,5 @@ def _prompt(rows: list[np.ndarray], limit_B: np.ndarray, pad_id: int, exact: boo
     width = longest if exact else bucket(longest)
     tokens_BP = np.full((len(rows), width), pad_id, np.int32)
     for number, row in enumerate(rows):
-        tokens_BP[number, width - len(row):] = row
+        tokens_BP[number, width - len(row) :] = row
     return Prompt(tokens_BP, np.array([width - len(row) for row in rows], np.int32), limit_B)

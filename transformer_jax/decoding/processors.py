@@ -76,8 +76,8 @@ def no_repeat_ngram(scores_RV: jax.Array, history: History, size: int) -> jax.Ar
     # A window is real from its first to its last token; none is when the history is shorter than the n-gram.
     match_RW = (first_W >= history.start_R[:, None]) & (first_W + size <= history.length)
     for offset in range(size - 1):
-        match_RW &= history.tokens_RS[:, offset:offset + windows] == suffix[:, offset, None]
-    return jnp.where(_marked(scores_RV, history.tokens_RS[:, size - 1:], match_RW), -jnp.inf, scores_RV)
+        match_RW &= history.tokens_RS[:, offset : offset + windows] == suffix[:, offset, None]
+    return jnp.where(_marked(scores_RV, history.tokens_RS[:, size - 1 :], match_RW), -jnp.inf, scores_RV)
 
 
 def forbid(scores_RV: jax.Array, history: History | None, forbidden: Iterable[int | tuple[int, ...]]) -> jax.Array:
@@ -111,8 +111,9 @@ def force(scores_RV: jax.Array, where_R: jax.Array, token: int) -> jax.Array:
     return jnp.where(where_R[:, None], forced_V, scores_RV)
 
 
-def process(scores_RV: jax.Array, prompt: Prompt, answer_RT: jax.Array, generated: jax.Array,
-            config: DecodeConfig) -> jax.Array:
+def process(
+    scores_RV: jax.Array, prompt: Prompt, answer_RT: jax.Array, generated: jax.Array, config: DecodeConfig
+) -> jax.Array:
     """Lays the penalties and bans of `config` on one step's scores, in the order of `DecodeConfig`'s docstring.
 
     Args:
@@ -121,8 +122,11 @@ def process(scores_RV: jax.Array, prompt: Prompt, answer_RT: jax.Array, generate
       answer_RT: generated tokens; those from `generated` on are not read.
       generated: number of tokens generated so far, 0-d.
     """
-    needs_history = (config.repetition_penalty != 1 or config.no_repeat_ngram_size
-                     or any(isinstance(entry, tuple) for entry in config.forbidden_tokens))
+    needs_history = (
+        config.repetition_penalty != 1
+        or config.no_repeat_ngram_size
+        or any(isinstance(entry, tuple) for entry in config.forbidden_tokens)
+    )
     history = None
     if needs_history:
         tokens_RS = jnp.concatenate([prompt.tokens_RP, answer_RT], axis=1)
@@ -175,6 +179,11 @@ def warp(logits_RV: jax.Array, temperature_R: jax.Array, config: DecodeConfig) -
     if config.min_p:
         warped_RV = min_p(warped_RV, config.min_p)
     return jnp.where(greedy_R1, logits_RV, warped_RV)
+
+
+def is_any_of(tokens: jax.Array, ids: tuple[int, ...]) -> jax.Array:
+    """Whether each token is one of `ids`."""
+    return (tokens[..., None] == np.array(ids, np.int32)).any(-1)
 
 
 def _marked(scores_RV: jax.Array, tokens_RQ: jax.Array, where_RQ: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from transformer_jax.decode_config import DecodeConfig
 from transformer_jax.decoding.hypotheses import Hypotheses
-from transformer_jax.decoding.processors import Prompt, process, warp
+from transformer_jax.decoding.processors import Prompt, is_any_of, process, warp
 
 StepFn = Callable[[jax.Array, Any], tuple[jax.Array, Any]]
 
@@ -55,6 +55,7 @@ class SampleState:
 
     def answers(self, num_return: int) -> Hypotheses:
         """Returns the rows by sentence, `num_return` of each, the best first."""
+
         def by_sentence(leaf: jax.Array) -> jax.Array:
             return leaf.reshape(-1, num_return, *leaf.shape[1:])
 
@@ -66,12 +67,20 @@ def begin(cache: Any, prompt: Prompt, config: DecodeConfig, capacity: int) -> Sa
     """Returns the state before the first token, with room for `capacity` tokens per row."""
     rows = prompt.limit_R.shape[0]
     log_probs_RT = jnp.zeros((rows, capacity)) if config.return_log_probs else None
-    return SampleState(jnp.int32(0), jnp.full((rows, capacity), config.pad_id, jnp.int32), jnp.zeros(rows),
-                       jnp.zeros(rows, jnp.int32), jnp.zeros(rows, bool), log_probs_RT, cache)
+    return SampleState(
+        jnp.int32(0),
+        jnp.full((rows, capacity), config.pad_id, jnp.int32),
+        jnp.zeros(rows),
+        jnp.zeros(rows, jnp.int32),
+        jnp.zeros(rows, bool),
+        log_probs_RT,
+        cache,
+    )
 
 
-def choose_next(state: SampleState, logits_RV: jax.Array, prompt: Prompt, config: DecodeConfig,
-                draws: Draws | None) -> SampleState:
+def choose_next(
+    state: SampleState, logits_RV: jax.Array, prompt: Prompt, config: DecodeConfig, draws: Draws | None
+) -> SampleState:
     """Chooses one token per row from the logits after the last token.
 
     Args:
@@ -95,15 +104,20 @@ def choose_next(state: SampleState, logits_RV: jax.Array, prompt: Prompt, config
     live_R = ~state.done_R
     chosen_R = jnp.where(live_R, chosen_R, config.pad_id).astype(jnp.int32)
     lengths_R = state.lengths_R + live_R
-    ended_R = jnp.isin(chosen_R, jnp.array(config.eos_ids, jnp.int32)) | (lengths_R >= prompt.limit_R)
+    ended_R = is_any_of(chosen_R, config.eos_ids) | (lengths_R >= prompt.limit_R)
     log_probs_RT = state.log_probs_RT
     if log_probs_RT is not None:
         own_R = jnp.where(live_R, _log_prob(logits_RV, chosen_R), 0.0)
         log_probs_RT = log_probs_RT.at[:, state.generated].set(own_R)
     return dataclasses.replace(
-        state, generated=state.generated + 1, tokens_RT=state.tokens_RT.at[:, state.generated].set(chosen_R),
+        state,
+        generated=state.generated + 1,
+        tokens_RT=state.tokens_RT.at[:, state.generated].set(chosen_R),
         sums_R=state.sums_R + jnp.where(live_R, _log_prob(processed_RV, chosen_R), 0.0),
-        lengths_R=lengths_R, done_R=state.done_R | ended_R, log_probs_RT=log_probs_RT)
+        lengths_R=lengths_R,
+        done_R=state.done_R | ended_R,
+        log_probs_RT=log_probs_RT,
+    )
 
 
 def read_last(step_fn: StepFn, state: SampleState) -> tuple[jax.Array, SampleState]:
@@ -113,8 +127,15 @@ def read_last(step_fn: StepFn, state: SampleState) -> tuple[jax.Array, SampleSta
     return logits_RV, dataclasses.replace(state, cache=cache)
 
 
-def sample_loop(step_fn: StepFn, logits_RV: jax.Array, cache: Any, prompt: Prompt, config: DecodeConfig, capacity: int,
-                draws: Draws | None = None) -> SampleState:
+def sample_loop(
+    step_fn: StepFn,
+    logits_RV: jax.Array,
+    cache: Any,
+    prompt: Prompt,
+    config: DecodeConfig,
+    capacity: int,
+    draws: Draws | None = None,
+) -> SampleState:
     """Generates until every row has ended; greedy without `draws`.
 
     Args:
@@ -129,6 +150,7 @@ def sample_loop(step_fn: StepFn, logits_RV: jax.Array, cache: Any, prompt: Promp
     Returns:
       The last state. The final tokens are not read by the model: n tokens cost n - 1 steps.
     """
+
     def advance(state: SampleState) -> SampleState:
         logits_RV, state = read_last(step_fn, state)
         return choose_next(state, logits_RV, prompt, config, draws)
@@ -138,4 +160,5 @@ def sample_loop(step_fn: StepFn, logits_RV: jax.Array, cache: Any, prompt: Promp
 
 
 def _log_prob(scores_RV: jax.Array, tokens_R: jax.Array) -> jax.Array:
-    return jnp.take_along_axis(jax.nn.log_softmax(scores_RV, axis=1), tokens_R[:, None], axis=1)[:, 0]
+    log_probs_RV = jax.nn.log_softmax(scores_RV, axis=1)
+    return log_probs_RV.at[jnp.arange(len(tokens_R)), tokens_R].get(mode='promise_in_bounds')

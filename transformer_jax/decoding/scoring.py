@@ -16,8 +16,16 @@ from transformer_jax.decoding.inputs import bucket, check_ids, real_rows
 from transformer_jax.errors import UserError
 
 
-def score(model: nn.Module, params: Any, tokens: Any, targets: Any, *, mask: Any = None, target_mask: Any = None,
-          config: DecodeConfig | None = None) -> np.ndarray:
+def score(
+    model: nn.Module,
+    params: Any,
+    tokens: Any,
+    targets: Any,
+    *,
+    mask: Any = None,
+    target_mask: Any = None,
+    config: DecodeConfig | None = None,
+) -> np.ndarray:
     """Returns log p(targets[b, t] | tokens[b], targets[b, :t]), (B, T), 0 where `target_mask` is 0.
 
     The sum of a row is the log-probability of its target, end token included if the target holds one. Nothing is
@@ -53,21 +61,29 @@ def score(model: nn.Module, params: Any, tokens: Any, targets: Any, *, mask: Any
     labels = np.zeros((len(inputs), width), np.int32)
     real = np.zeros(labels.shape, bool)
     for row, (prompt, target) in enumerate(zip(prompts, wanted, strict=True)):
-        labels[row, len(prompt) - 1:len(prompt) - 1 + len(target)] = target
-        real[row, len(prompt) - 1:len(prompt) - 1 + len(target)] = True
+        labels[row, len(prompt) - 1 : len(prompt) - 1 + len(target)] = target
+        real[row, len(prompt) - 1 : len(prompt) - 1 + len(target)] = True
     arguments = _padded(inputs, width)
     if encoder_decoder:
         source = _padded(given, _width(given, model))
-        arguments = {'source_tokens': source['tokens'], 'source_mask': source['mask'],
-                     'target_tokens': arguments['tokens'], 'target_mask': arguments['mask']}
+        arguments = {
+            'source_tokens': source['tokens'],
+            'source_mask': source['mask'],
+            'target_tokens': arguments['tokens'],
+            'target_mask': arguments['mask'],
+        }
     log_probs = np.asarray(_label_log_probs(params, arguments, labels, model=model))
     result = np.zeros(np.shape(targets), np.float32)
-    result[np.ones(result.shape, bool) if target_mask is None else np.asarray(target_mask).astype(bool)] = log_probs[real]
+    result[np.ones(result.shape, bool) if target_mask is None else np.asarray(target_mask).astype(bool)] = log_probs[
+        real
+    ]
     return result
 
 
 @functools.partial(jax.jit, static_argnames=('model',))
-def _label_log_probs(params: Any, arguments: dict[str, jax.Array], labels_BT: jax.Array, *, model: nn.Module) -> jax.Array:
+def _label_log_probs(
+    params: Any, arguments: dict[str, jax.Array], labels_BT: jax.Array, *, model: nn.Module
+) -> jax.Array:
     logits = model.apply({'params': params}, **arguments).logits
     return jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), labels_BT[..., None], axis=-1)[..., 0]
 
@@ -82,5 +98,5 @@ def _width(rows: list[np.ndarray], model: nn.Module) -> int:
 def _padded(rows: list[np.ndarray], width: int) -> dict[str, np.ndarray]:
     tokens, mask = np.zeros((len(rows), width), np.int32), np.zeros((len(rows), width), bool)
     for number, row in enumerate(rows):
-        tokens[number, :len(row)], mask[number, :len(row)] = row, True
+        tokens[number, : len(row)], mask[number, : len(row)] = row, True
     return {'tokens': tokens, 'mask': mask}

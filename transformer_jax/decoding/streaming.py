@@ -19,8 +19,9 @@ from transformer_jax.decoding.sampling import Draws, SampleState, begin, choose_
 from transformer_jax.errors import UserError
 
 
-def stream(model: nn.Module, params: Any, tokens: Any, *, mask: Any = None, config: DecodeConfig | None = None,
-           seed: int = 0) -> Iterator[np.ndarray]:
+def stream(
+    model: nn.Module, params: Any, tokens: Any, *, mask: Any = None, config: DecodeConfig | None = None, seed: int = 0
+) -> Iterator[np.ndarray]:
     """Yields the next token of every row, (B,), as soon as it is chosen; `pad_id` for rows which are done.
 
     Greedy search and sampling only. The tokens are those of `generate` with the same arguments, which see. Two programs
@@ -31,13 +32,17 @@ def stream(model: nn.Module, params: Any, tokens: Any, *, mask: Any = None, conf
     """
     config = resolve(model, config)
     if config.beam_size > 1 or config.num_return > 1:
-        raise UserError(f'beam_size = {config.beam_size} and num_return = {config.num_return}: only one answer per row '
-                        'can be streamed; set both to 1')
+        raise UserError(
+            f'beam_size = {config.beam_size} and num_return = {config.num_return}: only one answer per row '
+            'can be streamed; set both to 1'
+        )
     inputs, static, capacity = prepare(model.config, tokens, mask, config, seed)
     return _tokens(model, params, inputs, static, capacity)
 
 
-def _tokens(model: nn.Module, params: Any, inputs: SearchInputs, config: DecodeConfig, capacity: int) -> Iterator[np.ndarray]:
+def _tokens(
+    model: nn.Module, params: Any, inputs: SearchInputs, config: DecodeConfig, capacity: int
+) -> Iterator[np.ndarray]:
     model, params = for_decoding(model, params)
     state, draws = _first(params, inputs, model=model, config=config, capacity=capacity)
     for number in range(capacity):
@@ -49,15 +54,17 @@ def _tokens(model: nn.Module, params: Any, inputs: SearchInputs, config: DecodeC
 
 
 @functools.partial(jax.jit, static_argnames=('model', 'config', 'capacity'))
-def _first(params: Any, inputs: SearchInputs, *, model: nn.Module, config: DecodeConfig,
-           capacity: int) -> tuple[SampleState, Draws | None]:
+def _first(
+    params: Any, inputs: SearchInputs, *, model: nn.Module, config: DecodeConfig, capacity: int
+) -> tuple[SampleState, Draws | None]:
     logits_BV, cache = start(model, params, inputs, capacity)
     draws = make_draws(inputs, config)
     return choose_next(begin(cache, inputs.prompt, config, capacity), logits_BV, inputs.prompt, config, draws), draws
 
 
 @functools.partial(jax.jit, static_argnames=('model', 'config'), donate_argnums=1)
-def _next(params: Any, state: SampleState, prompt: Prompt, draws: Draws | None, *, model: nn.Module,
-          config: DecodeConfig) -> SampleState:
+def _next(
+    params: Any, state: SampleState, prompt: Prompt, draws: Draws | None, *, model: nn.Module, config: DecodeConfig
+) -> SampleState:
     logits_RV, state = read_last(make_step(model, params), state)
     return choose_next(state, logits_RV, prompt, config, draws)
