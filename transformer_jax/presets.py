@@ -71,10 +71,10 @@ _QWEN2_0_5B = dict(
 )
 # Yang et al. 2025.
 _QWEN3_8B = dict(
-    vocab_size=151936, d_model=4096, d_ff=12288, num_layers=36, num_heads=32, num_kv_heads=8, d_k=128, qk_norm='head',
+    vocab_size=151936, d_model=4096, d_ff=12288, num_layers=36, num_heads=32, num_kv_heads=8, qk_norm='head',
     norm_epsilon=1e-6, rope_theta=1000000.0, trained_positions=40960,
 )  # fmt: skip
-_QWEN3_0_6B = dict(d_model=1024, d_ff=3072, num_layers=28, num_heads=16, tie_embeddings='output')
+_QWEN3_0_6B = dict(d_model=1024, d_ff=3072, num_layers=28, num_heads=16, d_k=128, tie_embeddings='output')
 # OLMo team 2024.
 _OLMO2_7B = dict(
     vocab_size=100352, norm_position='res_post', qk_norm='full', norm_epsilon=1e-6, rope_theta=500000.0
@@ -98,7 +98,7 @@ _BLOOM_176B = dict(d_model=14336, d_ff=57344, num_layers=70, num_heads=112)
 # Black et al. 2022.
 _GPT_NEOX_20B = dict(
     kind='decoder', vocab_size=50432, d_model=6144, d_ff=24576, num_layers=44, num_heads=64, position='rope',
-    rope_fraction=0.25, trained_positions=2048, norm_epsilon=1e-5, norm_position='parallel_two_norms', ffn='gelu',
+    rope_fraction=0.25, trained_positions=2048, norm_epsilon=1e-5, norm_position='parallel_two_norms', ffn='gelu_tanh',
     embedding_scale='none', tie_embeddings='none', dropout=0.0, **_BIASES, **_NORMAL,
 )  # fmt: skip
 

@@ -68,6 +68,8 @@ GPT_NEOX = Family(
     # Transformers 5 calls the output matrix lm_head, and reads the older name too.
     renames=((r'^lm_head\.', 'embed_out.'),),
     known=(*rope.KNOWN, 'rotary_emb_base', 'rotary_pct'),
+    # Names of other families, which transformers does not read here.
+    ignored=('attention_probs_dropout_prob', 'hidden_dropout_prob'),
     read=_read,
     write=_write,
 )
