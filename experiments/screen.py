@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from typing import TextIO
@@ -37,6 +38,7 @@ class Screen:
         """Shows the live line."""
         if self._live:
             self._clear()
+            text = text[: shutil.get_terminal_size().columns - 1]  # a line which wraps could not be rewritten
             print(text, end='\r', file=self._stream, flush=True)
             self._width = len(text)
         else:

@@ -89,13 +89,14 @@ def test_the_live_line_is_a_plain_line_where_there_is_no_terminal():
     assert stream.getvalue() == f'{LINE}\nsaved\n'
 
 
-def test_the_live_line_of_a_terminal_is_rewritten_in_place_and_cleared_for_messages():
+def test_the_live_line_of_a_terminal_is_rewritten_in_place_and_cleared_for_messages(monkeypatch):
+    monkeypatch.setenv('COLUMNS', '60')
     stream = io.StringIO()
     stream.isatty = lambda: True
     screen = TrainingScreen(40, stream)
     screen.report(10, VALUES)
     screen.message('saved')
-    assert stream.getvalue() == f'{LINE}\r{" " * len(LINE)}\rsaved\n'
+    assert stream.getvalue() == f'{LINE[:59]}\r{" " * 59}\rsaved\n'
 
 
 def test_numbers_are_shown_as_people_read_them():

@@ -32,7 +32,11 @@ def get_config():
 
 def program(folder, *arguments, given=''):
     """Runs `python ...` from the project's directory; returns the finished process."""
-    settings = {'PYTHONPATH': str(ROOT), 'JAX_COMPILATION_CACHE_DIR': str(folder / 'programs'), 'COLUMNS': '200'}
+    settings = {
+        'PYTHONPATH': str(ROOT),
+        'JAX_COMPILATION_CACHE_DIR': str(folder / 'programs'),
+        'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
+    }
     return subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, env={**os.environ, **settings}, input=given, capture_output=True,
         text=True, timeout=400,

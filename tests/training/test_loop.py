@@ -14,6 +14,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from toy_training import change, tiny_experiment
 
+import transformer_jax
 from transformer_jax.checkpoints.restore import list_arrays, restore_params
 from transformer_jax.errors import UserError
 from transformer_jax.training.config import OptimizerConfig
@@ -24,12 +25,14 @@ from transformer_jax.training.optimizer import make_schedule
 
 @pytest.fixture(scope='module', autouse=True)
 def programs(tmp_path_factory):
-    """A compilation cache: the sittings of a run share one train step, which takes longer to compile than to run."""
+    """Quick compilation, and a cache: all sittings of a run share one train step."""
     directory = str(tmp_path_factory.mktemp('programs'))
     jax.config.update('jax_compilation_cache_dir', directory)
+    jax.config.update('jax_disable_most_optimizations', True)
     compilation_cache.reset_cache()
     yield directory
     jax.config.update('jax_compilation_cache_dir', None)
+    jax.config.update('jax_disable_most_optimizations', False)
     compilation_cache.reset_cache()
 
 
@@ -101,6 +104,7 @@ def test_a_run_killed_at_once_ends_with_the_same_bits(straight, programs, tmp_pa
         'PYTHONPATH': str(Path(__file__).parents[2]),
         'JAX_NUM_CPU_DEVICES': str(jax.device_count()),
         'JAX_COMPILATION_CACHE_DIR': programs,
+        'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
     }
     process = subprocess.Popen(program, env={**os.environ, **settings}, start_new_session=True)
     deadline = time.monotonic() + 400
@@ -162,6 +166,17 @@ def test_checkpoints_hold_averages_counters_config_and_vocabulary(straight):
     saved = json.loads((reference / 'checkpoints' / '6' / 'manifest.json').read_text())['metadata']
     assert saved['experiment'] == experiment.to_dict()
     assert (reference / 'tokenizer.model').exists() and len(saved['tokenizer']) == 16
+
+
+def test_a_restored_model_gives_the_logits_of_the_parameters_which_were_judged(straight):
+    experiment, reference, result = straight
+    model, params = transformer_jax.restore(reference)
+    assert result['judged'] == 'moving average'
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(params))
+    jax.tree.map(np.testing.assert_array_equal, params, restore_params(reference, 6, ema=True))
+    assert model.config.vocab_size == 290 and model.config.decode.eos_ids == (1,)
+    tokens = np.ones((1, 3), np.int32)
+    assert model.apply({'params': params}, source_tokens=tokens, target_tokens=tokens).logits.shape == (1, 3, 290)
 
 
 @pytest.mark.parametrize(
