@@ -136,6 +136,11 @@ class Family:
     generates: bool = True
 
 
+def with_defaults(rows: tuple[Field, ...], **values: Any) -> tuple[Field, ...]:
+    """Returns the rows, some of which mean something else where config.json lacks the field."""
+    return tuple(row._replace(default=values.get(row.theirs, row.default)) for row in rows)
+
+
 def read_config(family: Family, fields: Fields, names: frozenset[str], where: str) -> tuple[Fields, list[str]]:
     """Returns choices of a ModelConfig from config.json, and the names of fields which nobody knows.
 

@@ -153,6 +153,10 @@ def _agrees(config: ModelConfig, derived: Derived, stored: str, source: dict[str
     return value.shape == held.shape and np.allclose(held.astype(np.float64), value, rtol=2e-3, atol=2e-3)
 
 
+def _place(held: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+    return jax.make_array_from_callback(held.shape, sharding, lambda index: held[index])
+
+
 def _read(config: ModelConfig, plan: list[Part], source: dict[str, str], tensors: TensorFolder, shardings: Any):
     place = slots(config)
     lengths: dict[str, int] = {}
@@ -160,6 +164,9 @@ def _read(config: ModelConfig, plan: list[Part], source: dict[str, str], tensors
         if slot.row is not None:
             lengths[slot.leaf] = max(lengths.get(slot.leaf, 0), slot.row + 1)
     placed = {} if shardings is None else flatten(shardings)
+    odd = sorted(placed.keys() ^ {slot.leaf for slot in place.values()})
+    if shardings is not None and odd:
+        raise UserError(f'shardings are not those of the parameters; one has, and the other lacks, {", ".join(odd)}')
     dtype = jnp.dtype(config.param_dtype)
     buffers: dict[str, np.ndarray] = {}
     leaves: dict[str, Any] = {}
@@ -167,7 +174,7 @@ def _read(config: ModelConfig, plan: list[Part], source: dict[str, str], tensors
 
     def flush():
         for leaf, held in buffers.items():
-            leaves[leaf] = held if shardings is None else jax.device_put(held, placed[leaf])
+            leaves[leaf] = held if shardings is None else _place(held, placed[leaf])
         buffers.clear()
 
     for before, part in zip([None, *plan[:-1]], plan, strict=True):

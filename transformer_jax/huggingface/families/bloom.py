@@ -12,13 +12,13 @@ _QKV = ' '.join(_OURS + f'attention/{name}/{{leaf}}' for name in ('query', 'key'
 
 
 def _read(fields: Fields, names: frozenset[str]) -> Fields:
-    sizes = {'d_model': ('hidden_size', 'n_embed'), 'num_layers': ('n_layer', 'num_hidden_layers'),
+    sizes = {'d_model': ('n_embed', 'hidden_size'), 'num_layers': ('n_layer', 'num_hidden_layers'),
              'num_heads': ('n_head', 'num_attention_heads')}  # fmt: skip
     choices = {}
     for ours, spellings in sizes.items():
         stated = [fields[name] for name in spellings if fields.get(name) is not None]
         if not stated:
-            raise UserError(f'config.json lacks {spellings[0]}, which bloom models state')
+            raise UserError(f'config.json lacks {spellings[-1]}, which bloom models state')
         choices[ours] = stated[0]
     return choices | {'d_ff': 4 * choices['d_model']}
 

@@ -6,7 +6,7 @@ from transformer_jax.config import ModelConfig
 from transformer_jax.errors import UserError
 from transformer_jax.huggingface import rope
 from transformer_jax.huggingface.derived import inverse_frequencies
-from transformer_jax.huggingface.family import GATED, Derived, Family, Field, Fields, Weight
+from transformer_jax.huggingface.family import GATED, Derived, Family, Field, Fields, Weight, with_defaults
 from transformer_jax.huggingface.layer_types import read_pattern, write_types
 
 LAYER, OURS = 'model.layers.{i}.', 'decoder/layers_{i}/'
@@ -89,7 +89,7 @@ def _architectures(name: str) -> dict[str, Fields]:
 
 
 def _read_mistral(fields: Fields, names: frozenset[str]) -> Fields:
-    window = fields.get('sliding_window')
+    window = fields.get('sliding_window', 4096)
     local = {} if window is None else {'window': window, 'layer_pattern': ('local',)}
     return read(fields, names) | local
 
@@ -136,7 +136,7 @@ MISTRAL = Family(
     architectures=_architectures('Mistral'),
     base_prefix='model.',
     choices=CHOICES | dict(qkv_bias=False, out_bias=False, ffn_bias=False),
-    fields=FIELDS,
+    fields=with_defaults(FIELDS, num_key_value_heads=8),
     weights=WEIGHTS,
     derived=DERIVED,
     known=(*rope.KNOWN, 'sliding_window'),
@@ -149,7 +149,7 @@ QWEN2 = Family(
     architectures=_architectures('Qwen2'),
     base_prefix='model.',
     choices=CHOICES | dict(qkv_bias=True, out_bias=False, ffn_bias=False),
-    fields=FIELDS,
+    fields=with_defaults(FIELDS, num_key_value_heads=32),
     weights=WEIGHTS,
     derived=DERIVED,
     known=(*rope.KNOWN, 'sliding_window', 'use_sliding_window', 'max_window_layers', 'layer_types'),
@@ -162,7 +162,7 @@ QWEN3 = Family(
     architectures=_architectures('Qwen3'),
     base_prefix='model.',
     choices=CHOICES | dict(ffn_bias=False, qk_norm='head'),
-    fields=FIELDS + BIASES,
+    fields=with_defaults(FIELDS + BIASES, num_key_value_heads=32, head_dim=128),
     weights=WEIGHTS,
     derived=DERIVED,
     known=QWEN2.known,

@@ -80,7 +80,7 @@ MODERNBERT = Family(
     base_prefix='model.',
     choices=dict(
         kind='encoder', position='rope', norm='layer', norm_position='pre', first_norm=False, embedding_norm=True,
-        embedding_scale='none',
+        embedding_scale='none', dropout=0.0, attention_dropout=0.0,
     ),
     fields=(
         Field('vocab_size', 'vocab_size'),
@@ -95,8 +95,6 @@ MODERNBERT = Family(
         Field('attention_bias', 'qkv_bias', False),
         Field('attention_bias', 'out_bias', False),
         Field('mlp_bias', 'ffn_bias', False),
-        Field('attention_dropout', 'attention_dropout', 0.0),
-        Field('embedding_dropout', 'dropout', 0.0),
         Field('mlp_dropout', 'ffn_dropout', 0.0),
         Field('tie_word_embeddings', 'tie_embeddings', True, {True: 'output', False: 'none'}),
     ),
@@ -125,6 +123,7 @@ MODERNBERT = Family(
     derived=(
         Derived(r'decoder\.weight', 'tied to the embedding', tied_to='model.embeddings.tok_embeddings.weight'),
     ),
+    fixed={'embedding_dropout': 0.0, 'attention_dropout': 0.0, 'classifier_dropout': 0.0},
     ignored=('deterministic_flash_attn', 'sparse_prediction', 'sparse_pred_ignore_index', 'reference_compile',
              'repad_logits_with_grad', 'layer_norm_eps', 'initializer_cutoff_factor'),
     known=('layer_types', 'global_attn_every_n_layers', 'local_attention', 'rope_parameters', 'global_rope_theta',

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformer_jax.huggingface import rope
 from transformer_jax.huggingface.families import llama
-from transformer_jax.huggingface.family import Family, Field, Weight
+from transformer_jax.huggingface.family import Family, Weight, with_defaults
 
 _LAYER, _OURS = llama.LAYER, llama.OURS
 
@@ -13,9 +13,7 @@ OLMO2 = Family(
     architectures={'Olmo2ForCausalLM': {'head': 'lm'}, 'Olmo2Model': {'head': 'none'}},
     base_prefix='model.',
     choices=llama.CHOICES | dict(norm_position='res_post', qk_norm='full', ffn_bias=False),
-    fields=tuple(row for row in llama.FIELDS if row.theirs != 'rms_norm_eps')
-    + llama.BIASES
-    + (Field('rms_norm_eps', 'norm_epsilon', 1e-5),),
+    fields=with_defaults(llama.FIELDS + llama.BIASES, rms_norm_eps=1e-5),
     weights=llama.PROJECTIONS
     + (
         Weight(_LAYER + 'post_attention_layernorm.weight', _OURS + 'attention_residual/branch_norm/scale', 'D'),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from transformer_jax.config import ModelConfig
+from transformer_jax.errors import UserError
 from transformer_jax.huggingface.derived import counting, zeros
 from transformer_jax.huggingface.families import bert
 from transformer_jax.huggingface.family import Derived, Family, Fields, Weight
@@ -13,7 +14,10 @@ def _read(fields: Fields, names: frozenset[str]) -> Fields:
     if fields.get('architectures') == ['RobertaModel'] and 'roberta.pooler.dense.weight' not in names:
         choices = {'pooling': 'none', 'head_activation': 'none'}
     # Real tokens are counted from pad_token_id + 1, so the first rows of the table are never real positions.
-    offset = fields.get('pad_token_id', 1) + 1
+    padding = fields.get('pad_token_id', 1)
+    if padding is None:
+        raise UserError('pad_token_id = None is not supported; positions begin after it')
+    offset = padding + 1
     rows = fields.get('max_position_embeddings', 512)
     return choices | {'position_offset': offset, 'max_positions': rows - offset}
 
