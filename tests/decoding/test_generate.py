@@ -12,7 +12,7 @@ import pytest
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.decoding import DecodeConfig, generate, score, stream
-from transformer_jax.decoding.generate import check_overflow
+from transformer_jax.decoding.generate import check_overflow, resolve
 from transformer_jax.errors import UserError
 from transformer_jax.models import build, init_params
 
@@ -151,7 +151,7 @@ def test_another_length_of_the_bucket_does_not_compile():
     for config in (BEAMS.replace(max_new_tokens=5), BEAMS.replace(max_new_tokens=8, length_penalty_alpha=1.0)):
         assert generate(model, params, tokens, config=config).tokens.shape == (4, 3, config.max_new_tokens)
     assert not compiled
-    generate(model, params, tokens, config=BEAMS.replace(max_new_tokens=9))
+    jax.jit(lambda x: x + len(tokens))(1.0)
     assert compiled
     assert_same_answers(answer('decoder', BEAMS), want, range(4))
 
@@ -200,9 +200,9 @@ def test_limits_over_the_source_and_a_forced_prefix():
 
 
 def test_the_models_own_search_is_the_default():
-    config = GREEDY.replace(return_log_probs=False, sample=True, num_return=2)
-    model, params = build(TINY.replace(decode=config)), tiny('decoder')[1]
-    assert generate(model, params, np.array([[3, 4]])).tokens.shape == (1, 2, 6)
+    own = build(TINY.replace(decode=BEAMS))
+    assert resolve(own, None) == BEAMS and resolve(own, GREEDY) == GREEDY
+    assert resolve(build(TINY), None) == DecodeConfig()
 
 
 @pytest.mark.parametrize(
@@ -232,6 +232,6 @@ def test_rows_without_text_or_answer_are_refused():
         check_overflow(np.array(True))
     with pytest.raises(UserError, match='only one answer per row can be streamed'):
         stream(model, params, [[3]], config=BEAMS)
-    nothing = GREEDY.replace(forbidden_tokens=tuple(range(VOCABULARY)), max_new_tokens=1)
-    with pytest.raises(UserError, match='row 0 has no answer'):
-        generate(model, params, [[3]], config=nothing)
+    broken = jax.tree.map(lambda leaf: leaf * np.float32('nan'), params)
+    with pytest.raises(UserError, match='row 0 has no answer: the logits are not finite'):
+        generate(model, broken, *padded()[:1], config=GREEDY)

@@ -46,7 +46,8 @@ def _tokens(
     model, params = for_decoding(model, params)
     state, draws = _first(params, inputs, model=model, config=config, capacity=capacity)
     for number in range(capacity):
-        yield np.asarray(state.tokens_RT[:, number])
+        # Indexed on the host: on the device every number would be a program of its own.
+        yield np.asarray(state.tokens_RT)[:, number].copy()
         if np.asarray(state.done_R).all():
             break
         state = _next(params, state, inputs.prompt, draws, model=model, config=config)
