@@ -23,7 +23,7 @@ from transformer_jax.presets import PRESETS, preset
     (dict(layer_stack='unroled'), "did you mean 'unrolled'?"),
     (dict(layer_pattern=('global', 'locl')), "did you mean 'local'?"),
     (dict(num_heads=7), 'model.num_heads = 7 does not divide model.d_model = 512; the nearest that does is 8, or set'),
-    (dict(num_heads=8, num_kv_heads=3), 'num_kv_heads = 3 does not divide model.num_heads = 8; the nearest that does is 2'),
+    (dict(num_kv_heads=3), 'num_kv_heads = 3 does not divide model.num_heads = 8; the nearest that does is 2'),
     (dict(num_heads=6, num_kv_heads=4, d_k=64), 'the nearest that does is 3'),
     (dict(num_heads=0), 'model.num_heads = 0; it must be a whole number of at least 1'),
     (dict(num_layers=-1), 'model.num_layers = -1'),

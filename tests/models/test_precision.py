@@ -79,7 +79,8 @@ def test_the_gradient_of_a_bias_counts_past_256():
 def test_a_linear_layer_rounds_once_after_its_bias():
     rng = np.random.default_rng(0)
     module = Linear(tiny(dtype='bfloat16'), (64, 8), ('embed', 'mlp'), use_bias=True)
-    low = {'kernel': jnp.asarray(rng.normal(size=(64, 8)), jnp.bfloat16).astype(jnp.float32), 'bias': jnp.full(8, 40.25)}
+    kernel = jnp.asarray(rng.normal(size=(64, 8)), jnp.bfloat16).astype(jnp.float32)
+    low = {'kernel': kernel, 'bias': jnp.full(8, 40.25)}
     x = jnp.asarray(rng.normal(size=(5, 64)), jnp.bfloat16)
     y = np.asarray(module.apply({'params': low}, x)).astype(np.float64)
     exact = np.asarray(x).astype(np.float64) @ np.asarray(low['kernel'], np.float64) + 40.25

@@ -54,9 +54,9 @@ def test_shared_key_heads_equal_a_full_model_with_the_heads_copied_out():
     np.testing.assert_allclose(np.asarray(shared), np.asarray(full), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    'dtype, backend', [('float32', 'reference'), ('bfloat16', 'reference'), ('float16', 'reference'), ('bfloat16', 'blockwise')]
-)
+@pytest.mark.parametrize('dtype, backend', [
+    ('float32', 'reference'), ('bfloat16', 'reference'), ('float16', 'reference'), ('bfloat16', 'blockwise'),
+])  # fmt: skip
 def test_hidden_keys_weigh_nothing_and_rows_without_keys_give_zeros(dtype, backend):
     """Rows 0-2 of 5 see padding only, and so does the whole second sentence: zeros, and finite gradients of 0."""
     query, key, value = (x.astype(dtype) for x in operands(T=5, S=5))
@@ -156,7 +156,7 @@ def test_memory_of_blockwise_grows_with_the_length_and_that_of_reference_with_it
         compiled = jax.jit(jax.grad(total, (0, 1, 2))).lower(shape, shape, shape).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
-    reference, blockwise = ([temporary_bytes(T, backend) for T in (1024, 2048)] for backend in ('reference', 'blockwise'))
+    reference, blockwise = ([temporary_bytes(T, kind) for T in (1024, 2048)] for kind in ('reference', 'blockwise'))
     assert reference[1] > 3 * reference[0]
     assert blockwise[1] < 2.2 * blockwise[0]
     assert blockwise[1] < reference[1] / 6
