@@ -43,7 +43,8 @@ def row(case, difference: Difference, returned: float, config: ModelConfig) -> s
     """Returns a line of the table."""
     d = difference
     errors = (d.logits, d.hidden, d.attention, d.loss, d.gradient, returned)
-    cells = ' | '.join(f'{error:.1e}' for error in errors)
+    bare = config.head == 'none'
+    cells = ' | '.join('-' if bare and i in (0, 3, 4) else f'{error:.1e}' for i, error in enumerate(errors))
     return f'| {case.name} | {case.architecture} | {cells} | {choices(config)} |'
 
 

@@ -289,17 +289,20 @@ def measure(name: str, folder: Path):
 
 
 def round_trip(case: Case, theirs, model, params, inputs, folder: Path) -> float:
-    """Exports, has transformers load the export strictly, and returns how far its outputs are from before.
+    """Exports, has transformers load it strictly, and returns how far its outputs are from before (AutoModel's too).
 
     Raises:
       AssertionError: where transformers misses a tensor, finds one too many, or where we read back other bits.
     """
+    import transformers
+
     save_pretrained(folder, model, params)
     again, info = type(theirs).from_pretrained(folder, attn_implementation='eager', output_loading_info=True)
     assert not info['missing_keys'] and not info['unexpected_keys'] and not info['mismatched_keys'], info
-    before, after = (run_theirs(case, m, inputs, None)[0] for m in (theirs, again.eval()))
+    bare = transformers.AutoModel.from_pretrained(folder, attn_implementation='eager')
+    before, after, automatic = (run_theirs(case, m.eval(), inputs, None)[0] for m in (theirs, again, bare))
     back, params_back = load_pretrained(folder)
     assert back.config.replace(decode=None) == model.config.replace(decode=None)
     for path, value in flatten(params).items():
         np.testing.assert_array_equal(flatten(params_back)[path], value, err_msg=path)
-    return _error(after['hidden'], before['hidden'])
+    return max(_error(after['hidden'], before['hidden']), _error(automatic['hidden'], before['hidden']))

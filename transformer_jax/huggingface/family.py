@@ -65,6 +65,20 @@ class Weight(NamedTuple):
     unless: str | None = None
 
 
+def norm_rows(theirs: str, ours: str) -> tuple[Weight, Weight]:
+    """Returns the rows of a norm's scale and bias."""
+    return Weight(theirs + '.weight', ours + '/scale', 'D'), Weight(theirs + '.bias', ours + '/bias', 'D')
+
+
+def fused_rows(theirs: str, ours: str, names: tuple[str, ...], kernel: str, bias: str) -> tuple[Weight, Weight]:
+    """Returns the rows of a matrix, and its bias, which hold those of several linear layers `ours` + name."""
+    kernels, biases = (' '.join(f'{ours}{name}/{leaf}' for name in names) for leaf in ('kernel', 'bias'))
+    return Weight(theirs + '.weight', kernels, kernel), Weight(theirs + '.bias', biases, bias)
+
+
+QUERY_KEY_VALUE = ('query', 'key', 'value')
+
+
 class Derived(NamedTuple):
     """A tensor which may be there or not, because nothing new is in it.
 

@@ -9,18 +9,14 @@ import numpy as np
 from transformer_jax.config import ModelConfig
 from transformer_jax.errors import UserError
 from transformer_jax.huggingface.derived import sinusoids
-from transformer_jax.huggingface.family import ACTIVATIONS, Derived, Family, Field, Fields, Weight
+from transformer_jax.huggingface.family import ACTIVATIONS, Derived, Family, Field, Fields, Weight, norm_rows
 
 _PROJECTIONS = (('q_proj', 'query'), ('k_proj', 'key'), ('v_proj', 'value'))
 
 
-def _norm(theirs: str, ours: str) -> tuple[Weight, ...]:
-    return Weight(theirs + '.weight', ours + '/scale', 'D'), Weight(theirs + '.bias', ours + '/bias', 'D')
-
-
 def _sublayer_norm(theirs: str, ours: str) -> tuple[Weight, ...]:
     """The same name, whether the norm stands before the sublayer or after the sum."""
-    return _norm(theirs, ours + '/in_norm') + _norm(theirs, ours + '/out_norm')
+    return norm_rows(theirs, ours + '/in_norm') + norm_rows(theirs, ours + '/out_norm')
 
 
 def _attention(theirs: str, ours: str) -> tuple[Weight, ...]:
@@ -39,7 +35,7 @@ def _stack(stack: str) -> tuple[Weight, ...]:
     cross += _sublayer_norm(theirs + 'encoder_attn_layer_norm', ours + 'cross_attention_residual')
     return (
         Weight(f'model.{stack}.embed_positions.weight', f'{stack}_embedder/position/embedding', 'P D'),
-        *_norm(f'model.{stack}.layernorm_embedding', f'{stack}_embedder/norm'),
+        *norm_rows(f'model.{stack}.layernorm_embedding', f'{stack}_embedder/norm'),
         *_attention(theirs + 'self_attn', ours + 'attention'),
         *_sublayer_norm(theirs + 'self_attn_layer_norm', ours + 'attention_residual'),
         *(cross if stack == 'decoder' else ()),
@@ -48,7 +44,7 @@ def _stack(stack: str) -> tuple[Weight, ...]:
         Weight(theirs + 'fc2.weight', ours + 'ffn/down/kernel', 'D F -> F D'),
         Weight(theirs + 'fc2.bias', ours + 'ffn/down/bias', 'D'),
         *_sublayer_norm(theirs + 'final_layer_norm', ours + 'ffn_residual'),
-        *_norm(f'model.{stack}.layer_norm', f'{stack}/final_norm'),
+        *norm_rows(f'model.{stack}.layer_norm', f'{stack}/final_norm'),
     )
 
 

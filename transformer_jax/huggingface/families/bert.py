@@ -5,14 +5,10 @@ from __future__ import annotations
 from transformer_jax.config import ModelConfig
 from transformer_jax.errors import UserError
 from transformer_jax.huggingface.derived import counting, zeros
-from transformer_jax.huggingface.family import ACTIVATIONS, Derived, Family, Field, Fields, Weight
+from transformer_jax.huggingface.family import ACTIVATIONS, Derived, Family, Field, Fields, Weight, norm_rows
 
 _TRANSFORM = 'cls.predictions.transform.'
 _PROJECTIONS = ('query', 'key', 'value')
-
-
-def _norm(theirs: str, ours: str) -> tuple[Weight, ...]:
-    return Weight(theirs + '.weight', ours + '/scale', 'D'), Weight(theirs + '.bias', ours + '/bias', 'D')
 
 
 def encoder(prefix: str) -> tuple[Weight, ...]:
@@ -27,16 +23,16 @@ def encoder(prefix: str) -> tuple[Weight, ...]:
         Weight(prefix + 'embeddings.word_embeddings.weight', 'embedding/embedding', 'V D'),
         Weight(prefix + 'embeddings.position_embeddings.weight', 'embedder/position/embedding', 'P D'),
         Weight(prefix + 'embeddings.token_type_embeddings.weight', 'embedder/token_type/embedding', 'U D'),
-        *_norm(prefix + 'embeddings.LayerNorm', 'embedder/norm'),
+        *norm_rows(prefix + 'embeddings.LayerNorm', 'embedder/norm'),
         *projections,
         Weight(layer + 'attention.output.dense.weight', ours + 'attention/out/kernel', 'D (N H) -> N H D'),
         Weight(layer + 'attention.output.dense.bias', ours + 'attention/out/bias', 'D'),
-        *_norm(layer + 'attention.output.LayerNorm', ours + 'attention_residual/out_norm'),
+        *norm_rows(layer + 'attention.output.LayerNorm', ours + 'attention_residual/out_norm'),
         Weight(layer + 'intermediate.dense.weight', ours + 'ffn/up/kernel', 'F D -> D F'),
         Weight(layer + 'intermediate.dense.bias', ours + 'ffn/up/bias', 'F'),
         Weight(layer + 'output.dense.weight', ours + 'ffn/down/kernel', 'D F -> F D'),
         Weight(layer + 'output.dense.bias', ours + 'ffn/down/bias', 'D'),
-        *_norm(layer + 'output.LayerNorm', ours + 'ffn_residual/out_norm'),
+        *norm_rows(layer + 'output.LayerNorm', ours + 'ffn_residual/out_norm'),
     )
 
 
@@ -116,7 +112,7 @@ BERT = Family(
         *encoder('bert.'),
         Weight(_TRANSFORM + 'dense.weight', 'head_layer/dense/kernel', 'E D -> D E', given='head_layer/norm'),
         Weight(_TRANSFORM + 'dense.bias', 'head_layer/dense/bias', 'D', given='head_layer/norm'),
-        *_norm(_TRANSFORM + 'LayerNorm', 'head_layer/norm'),
+        *norm_rows(_TRANSFORM + 'LayerNorm', 'head_layer/norm'),
         Weight('cls.predictions.bias', 'head/bias', 'V'),
         Weight('bert.pooler.dense.weight', 'head_layer/dense/kernel', 'E D -> D E', unless='head_layer/norm'),
         Weight('bert.pooler.dense.bias', 'head_layer/dense/bias', 'D', unless='head_layer/norm'),

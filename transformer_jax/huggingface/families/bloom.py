@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.errors import UserError
-from transformer_jax.huggingface.family import Derived, Family, Field, Fields, Weight
+from transformer_jax.huggingface.family import (
+    QUERY_KEY_VALUE,
+    Derived,
+    Family,
+    Field,
+    Fields,
+    Weight,
+    fused_rows,
+    norm_rows,
+)
 
 _LAYER, _OURS = 'transformer.h.{i}.', 'decoder/layers_{i}/'
-_FUSED = _LAYER + 'self_attention.query_key_value.'
-_QKV = ' '.join(_OURS + f'attention/{name}/{{leaf}}' for name in ('query', 'key', 'value'))
+_FUSED = _LAYER + 'self_attention.query_key_value'
 
 
 def _read(fields: Fields, names: frozenset[str]) -> Fields:
@@ -44,22 +52,17 @@ BLOOM = Family(
     ),
     weights=(
         Weight('transformer.word_embeddings.weight', 'embedding/embedding', 'V D'),
-        Weight('transformer.word_embeddings_layernorm.weight', 'embedder/norm/scale', 'D'),
-        Weight('transformer.word_embeddings_layernorm.bias', 'embedder/norm/bias', 'D'),
-        Weight(_LAYER + 'input_layernorm.weight', _OURS + 'attention_residual/in_norm/scale', 'D'),
-        Weight(_LAYER + 'input_layernorm.bias', _OURS + 'attention_residual/in_norm/bias', 'D'),
-        Weight(_FUSED + 'weight', _QKV.replace('{leaf}', 'kernel'), '(N q H) D -> q D N H'),
-        Weight(_FUSED + 'bias', _QKV.replace('{leaf}', 'bias'), '(N q H) -> q N H'),
+        *norm_rows('transformer.word_embeddings_layernorm', 'embedder/norm'),
+        *norm_rows(_LAYER + 'input_layernorm', _OURS + 'attention_residual/in_norm'),
+        *fused_rows(_FUSED, _OURS + 'attention/', QUERY_KEY_VALUE, '(N q H) D -> q D N H', '(N q H) -> q N H'),
         Weight(_LAYER + 'self_attention.dense.weight', _OURS + 'attention/out/kernel', 'D (N H) -> N H D'),
         Weight(_LAYER + 'self_attention.dense.bias', _OURS + 'attention/out/bias', 'D'),
-        Weight(_LAYER + 'post_attention_layernorm.weight', _OURS + 'ffn_residual/in_norm/scale', 'D'),
-        Weight(_LAYER + 'post_attention_layernorm.bias', _OURS + 'ffn_residual/in_norm/bias', 'D'),
+        *norm_rows(_LAYER + 'post_attention_layernorm', _OURS + 'ffn_residual/in_norm'),
         Weight(_LAYER + 'mlp.dense_h_to_4h.weight', _OURS + 'ffn/up/kernel', 'F D -> D F'),
         Weight(_LAYER + 'mlp.dense_h_to_4h.bias', _OURS + 'ffn/up/bias', 'F'),
         Weight(_LAYER + 'mlp.dense_4h_to_h.weight', _OURS + 'ffn/down/kernel', 'D F -> F D'),
         Weight(_LAYER + 'mlp.dense_4h_to_h.bias', _OURS + 'ffn/down/bias', 'D'),
-        Weight('transformer.ln_f.weight', 'decoder/final_norm/scale', 'D'),
-        Weight('transformer.ln_f.bias', 'decoder/final_norm/bias', 'D'),
+        *norm_rows('transformer.ln_f', 'decoder/final_norm'),
         Weight('lm_head.weight', 'head/output/kernel', 'V D -> D V'),
     ),
     derived=(Derived(r'lm_head\.weight', 'tied to the embedding', tied_to='transformer.word_embeddings.weight'),),

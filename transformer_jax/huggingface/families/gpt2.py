@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.huggingface.derived import causal
-from transformer_jax.huggingface.family import ACTIVATIONS, Derived, Family, Field, Fields, Weight
+from transformer_jax.huggingface.family import (
+    ACTIVATIONS,
+    QUERY_KEY_VALUE,
+    Derived,
+    Family,
+    Field,
+    Fields,
+    Weight,
+    fused_rows,
+    norm_rows,
+)
 
 _LAYER, _OURS = 'transformer.h.{i}.', 'decoder/layers_{i}/'
-_QKV = ' '.join(_OURS + f'attention/{name}/{{leaf}}' for name in ('query', 'key', 'value'))
+_FUSED = _LAYER + 'attn.c_attn'
 
 
 def _read(fields: Fields, names: frozenset[str]) -> Fields:
@@ -42,20 +52,16 @@ GPT2 = Family(
     weights=(
         Weight('transformer.wte.weight', 'embedding/embedding', 'V D'),
         Weight('transformer.wpe.weight', 'embedder/position/embedding', 'P D'),
-        Weight(_LAYER + 'ln_1.weight', _OURS + 'attention_residual/in_norm/scale', 'D'),
-        Weight(_LAYER + 'ln_1.bias', _OURS + 'attention_residual/in_norm/bias', 'D'),
-        Weight(_LAYER + 'attn.c_attn.weight', _QKV.replace('{leaf}', 'kernel'), 'D (q N H) -> q D N H'),
-        Weight(_LAYER + 'attn.c_attn.bias', _QKV.replace('{leaf}', 'bias'), '(q N H) -> q N H'),
+        *norm_rows(_LAYER + 'ln_1', _OURS + 'attention_residual/in_norm'),
+        *fused_rows(_FUSED, _OURS + 'attention/', QUERY_KEY_VALUE, 'D (q N H) -> q D N H', '(q N H) -> q N H'),
         Weight(_LAYER + 'attn.c_proj.weight', _OURS + 'attention/out/kernel', '(N H) D -> N H D'),
         Weight(_LAYER + 'attn.c_proj.bias', _OURS + 'attention/out/bias', 'D'),
-        Weight(_LAYER + 'ln_2.weight', _OURS + 'ffn_residual/in_norm/scale', 'D'),
-        Weight(_LAYER + 'ln_2.bias', _OURS + 'ffn_residual/in_norm/bias', 'D'),
+        *norm_rows(_LAYER + 'ln_2', _OURS + 'ffn_residual/in_norm'),
         Weight(_LAYER + 'mlp.c_fc.weight', _OURS + 'ffn/up/kernel', 'D F'),
         Weight(_LAYER + 'mlp.c_fc.bias', _OURS + 'ffn/up/bias', 'F'),
         Weight(_LAYER + 'mlp.c_proj.weight', _OURS + 'ffn/down/kernel', 'F D'),
         Weight(_LAYER + 'mlp.c_proj.bias', _OURS + 'ffn/down/bias', 'D'),
-        Weight('transformer.ln_f.weight', 'decoder/final_norm/scale', 'D'),
-        Weight('transformer.ln_f.bias', 'decoder/final_norm/bias', 'D'),
+        *norm_rows('transformer.ln_f', 'decoder/final_norm'),
         Weight('lm_head.weight', 'head/output/kernel', 'V D -> D V'),
     ),
     derived=(

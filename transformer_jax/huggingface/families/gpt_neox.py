@@ -5,10 +5,20 @@ from __future__ import annotations
 from transformer_jax.config import ModelConfig
 from transformer_jax.huggingface import rope
 from transformer_jax.huggingface.derived import causal, inverse_frequencies
-from transformer_jax.huggingface.family import ACTIVATIONS, Derived, Family, Field, Fields, Weight
+from transformer_jax.huggingface.family import (
+    ACTIVATIONS,
+    QUERY_KEY_VALUE,
+    Derived,
+    Family,
+    Field,
+    Fields,
+    Weight,
+    fused_rows,
+    norm_rows,
+)
 
 _LAYER, _OURS = 'gpt_neox.layers.{i}.', 'decoder/layers_{i}/'
-_QKV = ' '.join(_OURS + f'attention/{name}/{{leaf}}' for name in ('query', 'key', 'value'))
+_FUSED = _LAYER + 'attention.query_key_value'
 
 
 def _read(fields: Fields, names: frozenset[str]) -> Fields:
@@ -43,20 +53,16 @@ GPT_NEOX = Family(
     ),
     weights=(
         Weight('gpt_neox.embed_in.weight', 'embedding/embedding', 'V D'),
-        Weight(_LAYER + 'input_layernorm.weight', _OURS + 'attention_residual/in_norm/scale', 'D'),
-        Weight(_LAYER + 'input_layernorm.bias', _OURS + 'attention_residual/in_norm/bias', 'D'),
-        Weight(_LAYER + 'attention.query_key_value.weight', _QKV.replace('{leaf}', 'kernel'), '(N q H) D -> q D N H'),
-        Weight(_LAYER + 'attention.query_key_value.bias', _QKV.replace('{leaf}', 'bias'), '(N q H) -> q N H'),
+        *norm_rows(_LAYER + 'input_layernorm', _OURS + 'attention_residual/in_norm'),
+        *fused_rows(_FUSED, _OURS + 'attention/', QUERY_KEY_VALUE, '(N q H) D -> q D N H', '(N q H) -> q N H'),
         Weight(_LAYER + 'attention.dense.weight', _OURS + 'attention/out/kernel', 'D (N H) -> N H D'),
         Weight(_LAYER + 'attention.dense.bias', _OURS + 'attention/out/bias', 'D'),
-        Weight(_LAYER + 'post_attention_layernorm.weight', _OURS + 'ffn_residual/in_norm/scale', 'D'),
-        Weight(_LAYER + 'post_attention_layernorm.bias', _OURS + 'ffn_residual/in_norm/bias', 'D'),
+        *norm_rows(_LAYER + 'post_attention_layernorm', _OURS + 'ffn_residual/in_norm'),
         Weight(_LAYER + 'mlp.dense_h_to_4h.weight', _OURS + 'ffn/up/kernel', 'F D -> D F'),
         Weight(_LAYER + 'mlp.dense_h_to_4h.bias', _OURS + 'ffn/up/bias', 'F'),
         Weight(_LAYER + 'mlp.dense_4h_to_h.weight', _OURS + 'ffn/down/kernel', 'D F -> F D'),
         Weight(_LAYER + 'mlp.dense_4h_to_h.bias', _OURS + 'ffn/down/bias', 'D'),
-        Weight('gpt_neox.final_layer_norm.weight', 'decoder/final_norm/scale', 'D'),
-        Weight('gpt_neox.final_layer_norm.bias', 'decoder/final_norm/bias', 'D'),
+        *norm_rows('gpt_neox.final_layer_norm', 'decoder/final_norm'),
         Weight('embed_out.weight', 'head/output/kernel', 'V D -> D V'),
     ),
     derived=(

@@ -5,18 +5,24 @@ from __future__ import annotations
 from transformer_jax.config import ModelConfig
 from transformer_jax.errors import UserError
 from transformer_jax.huggingface.families import bert
-from transformer_jax.huggingface.family import ACTIVATIONS, GATED, Derived, Family, Field, Fields, Weight
+from transformer_jax.huggingface.family import (
+    ACTIVATIONS,
+    GATED,
+    QUERY_KEY_VALUE,
+    Derived,
+    Family,
+    Field,
+    Fields,
+    Weight,
+    fused_rows,
+    norm_rows,
+)
 from transformer_jax.huggingface.layer_types import read_pattern, write_types
 from transformer_jax.huggingface.rope import read_scaling
 
 _LAYER, _OURS = 'model.layers.{i}.', 'encoder/layers_{i}/'
-_QKV = ' '.join(_OURS + f'attention/{name}/{{leaf}}' for name in ('query', 'key', 'value'))
-_GATE_UP = ' '.join(_OURS + f'ffn/{name}/{{leaf}}' for name in ('gate', 'up'))
+_FUSED = _LAYER + 'attn.Wqkv'
 _POOLINGS = {'cls': 'first', 'mean': 'mean'}
-
-
-def _norm(theirs: str, ours: str) -> tuple[Weight, ...]:
-    return Weight(theirs + '.weight', ours + '/scale', 'D'), Weight(theirs + '.bias', ours + '/bias', 'D')
 
 
 def _theta(fields: Fields, kind: str, old: str, default: float) -> float:
@@ -100,21 +106,19 @@ MODERNBERT = Family(
     ),
     weights=(
         Weight('model.embeddings.tok_embeddings.weight', 'embedding/embedding', 'V D'),
-        *_norm('model.embeddings.norm', 'embedder/norm'),
-        *_norm(_LAYER + 'attn_norm', _OURS + 'attention_residual/in_norm'),
-        Weight(_LAYER + 'attn.Wqkv.weight', _QKV.replace('{leaf}', 'kernel'), '(q N H) D -> q D N H'),
-        Weight(_LAYER + 'attn.Wqkv.bias', _QKV.replace('{leaf}', 'bias'), '(q N H) -> q N H'),
+        *norm_rows('model.embeddings.norm', 'embedder/norm'),
+        *norm_rows(_LAYER + 'attn_norm', _OURS + 'attention_residual/in_norm'),
+        *fused_rows(_FUSED, _OURS + 'attention/', QUERY_KEY_VALUE, '(q N H) D -> q D N H', '(q N H) -> q N H'),
         Weight(_LAYER + 'attn.Wo.weight', _OURS + 'attention/out/kernel', 'D (N H) -> N H D'),
         Weight(_LAYER + 'attn.Wo.bias', _OURS + 'attention/out/bias', 'D'),
-        *_norm(_LAYER + 'mlp_norm', _OURS + 'ffn_residual/in_norm'),
-        Weight(_LAYER + 'mlp.Wi.weight', _GATE_UP.replace('{leaf}', 'kernel'), '(q F) D -> q D F'),
-        Weight(_LAYER + 'mlp.Wi.bias', _GATE_UP.replace('{leaf}', 'bias'), '(q F) -> q F'),
+        *norm_rows(_LAYER + 'mlp_norm', _OURS + 'ffn_residual/in_norm'),
+        *fused_rows(_LAYER + 'mlp.Wi', _OURS + 'ffn/', ('gate', 'up'), '(q F) D -> q D F', '(q F) -> q F'),
         Weight(_LAYER + 'mlp.Wo.weight', _OURS + 'ffn/down/kernel', 'D F -> F D'),
         Weight(_LAYER + 'mlp.Wo.bias', _OURS + 'ffn/down/bias', 'D'),
-        *_norm('model.final_norm', 'encoder/final_norm'),
+        *norm_rows('model.final_norm', 'encoder/final_norm'),
         Weight('head.dense.weight', 'head_layer/dense/kernel', 'E D -> D E'),
         Weight('head.dense.bias', 'head_layer/dense/bias', 'D'),
-        *_norm('head.norm', 'head_layer/norm'),
+        *norm_rows('head.norm', 'head_layer/norm'),
         Weight('decoder.weight', 'head/output/kernel', 'V D -> D V', unless='head/output/bias'),
         Weight('decoder.bias', 'head/bias', 'V'),
         Weight('classifier.weight', 'head/output/kernel', 'C D -> D C', given='head/output/bias'),
