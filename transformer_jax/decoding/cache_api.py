@@ -40,8 +40,8 @@ def init_cache(
     dtype = jnp.dtype(config.dtype)
 
     def empty():
-        key = jnp.zeros((batch, capacity, config.kv_heads, config.key_dim), dtype)
-        return KeysValues(key, jnp.zeros((batch, capacity, config.kv_heads, config.value_dim), dtype))
+        rows = (batch, config.kv_heads, capacity)
+        return KeysValues(jnp.zeros((*rows, config.key_dim), dtype), jnp.zeros((*rows, config.value_dim), dtype))
 
     if source is not None:
         source = jnp.asarray(source)

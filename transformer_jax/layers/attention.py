@@ -63,13 +63,14 @@ class Attention(nn.Module):
         if stored is None:
             source = context_BSD if self.cross else x_BTD
             key = self._norm('key_norm', project('key', K, 'kv_heads', H)(source))
-            stored = KeysValues(key, project('value', K, 'kv_heads', V, self.gain)(source))
-        if not self.cross:
-            query, stored, key = self._place(query, stored, positions_BT, mask, cache)
+            value = project('value', K, 'kv_heads', V, self.gain)(source)
+            stored = KeysValues.of(key, value)
+        if self.cross:
+            key = stored.key_BSKH
+        else:
+            query, stored, key = self._place(query, key, value, positions_BT, mask, cache)
             if self.layer_kind == 'local':
                 mask = mask & Mask(window=config.window)
-        else:
-            key = stored.key
         drop = None
         if config.attention_dropout and not deterministic:
             drop = ops.Dropout(config.attention_dropout, self.make_rng('dropout'))
@@ -79,7 +80,7 @@ class Attention(nn.Module):
         out, weights = ops.attention(
             query.reshape(sentences, -1, N, H),
             key,
-            stored.value,
+            stored.value_BSKH,
             mask,
             scale=config.scale,
             bias_BNTS=bias_BNTS,
@@ -104,25 +105,29 @@ class Attention(nn.Module):
         flat = x_BTNH.reshape(*x_BTNH.shape[:2], -1)
         return Norm(self.config, axis='heads', name=name)(flat).reshape(x_BTNH.shape)
 
-    def _place(self, query, new: KeysValues, positions_BT, mask: Mask, cache: LayerCache | None):
+    def _place(self, query, key, value, positions_BT, mask: Mask, cache: LayerCache | None):
         """Rotates queries and keys and writes the cache; returns (query, what to store, the keys to attend to)."""
         config = self.config
+
+        def store(key):
+            new = KeysValues.of(key, value)
+            return new if cache is None else cache.mixer.write(new, cache.filled)
+
         if config.position != 'rope':
-            stored = new if cache is None else cache.mixer.write(new.key, new.value, cache.filled)
-            return query, stored, stored.key
+            stored = store(key)
+            return query, stored, stored.key_BSKH
         theta = config.rope_theta
         if self.layer_kind == 'local' and config.rope_local_theta is not None:
             theta = config.rope_local_theta
         width, scaling = rotary_width(config), config.rope_scaling
         if scaling is not None and scaling.kind == 'dynamic':
             # The base moves with the length, so keys are stored as they come and all are turned at each step.
-            stored = new if cache is None else cache.mixer.write(new.key, new.value, cache.filled)
+            stored = store(key)
             key_positions = positions_BT if cache is None else mask.key_positions_BS
             table = rope.dynamic_frequencies(width, theta, scaling, key_positions.max(axis=1) + 1)
-            key = rope.rotate(stored.key, key_positions, table, 1.0, config.rope_layout)
+            key = rope.rotate(stored.key_BSKH, key_positions, table, 1.0, config.rope_layout)
             return rope.rotate(query, positions_BT, table, 1.0, config.rope_layout), stored, key
         table, magnitude = rope.frequencies(width, theta, scaling)
         query = rope.rotate(query, positions_BT, table, magnitude, config.rope_layout)
-        new = new.replace(key=rope.rotate(new.key, positions_BT, table, magnitude, config.rope_layout))
-        stored = new if cache is None else cache.mixer.write(new.key, new.value, cache.filled)
-        return query, stored, stored.key
+        stored = store(rope.rotate(key, positions_BT, table, magnitude, config.rope_layout))
+        return query, stored, stored.key_BSKH
