@@ -182,6 +182,8 @@ def test_types_are_kept_or_chosen_and_never_lost(folder):
     model, params = load_pretrained(folder, 'bfloat16')
     assert params['embedding']['embedding'].dtype == jnp.bfloat16 and model.config.dtype == 'bfloat16'
     save_pretrained(folder, model, params)
+    table = {'model.rotary_emb.inv_freq': rope.frequencies(4, 10000.0)[0].astype(np.float32)}
+    change_tensors(folder, lambda tensors: tensors.update(table))
     again, back = load_pretrained(folder)
     assert again.config.param_dtype == 'bfloat16'
     for path, value in flatten(params).items():

@@ -42,8 +42,8 @@ def load_pretrained(
 
     Args:
       folder: on this machine; nothing is downloaded.
-      dtype: of parameters and products, 'float32' or 'bfloat16'. None: as stored, bfloat16 only where every tensor is
-        (float16 becomes float32, which holds it exactly).
+      dtype: of parameters and products, 'float32' or 'bfloat16'. None: as stored, bfloat16 where every learned tensor
+        is (float16 becomes float32, which holds it exactly).
       layer_stack: 'scan' or 'unrolled', as in ModelConfig.
       shardings: tree of jax shardings like the parameters; None leaves numpy arrays on the host. `pretrained_config`
         gives the config from which `abstract_params` and `sharding.resolve` make it.
@@ -83,11 +83,16 @@ def _open(folder: Path, dtype: str | None, layer_stack: str, generation: bool):
         raise UserError(f'{where} lacks model_type')
     family = FAMILIES[choose(f'{where}: model_type', fields['model_type'], FAMILIES)]
     tensors = TensorFolder(folder)
-    names = frozenset(full_name(family, {row.theirs for row in family.weights}, name) for name in tensors.shapes)
-    choices, unknown = read_config(family, fields, names, str(where))
+    known = {row.theirs for row in family.weights}
+    names = {stored: full_name(family, known, stored) for stored in tensors.shapes}
+    choices, unknown = read_config(family, fields, frozenset(names.values()), str(where))
     if unknown:
         _logger.warning('%s: nothing here reads the fields %s', where, ', '.join(unknown))
-    dtype = tensors.widest_float(tensors.shapes) if dtype is None else choose('dtype', dtype, DTYPES)
+    if dtype is None:
+        tables = [row.pattern for row in family.derived if row.value is not None]
+        learned = [stored for stored, name in names.items() if not any(re.fullmatch(table, name) for table in tables)]
+        dtype = tensors.widest_float(learned)
+    choose('dtype', dtype, DTYPES)
     choices |= dict(dtype=dtype, param_dtype=dtype, layer_stack=layer_stack, initializer='normal')
     config = ModelConfig(**choices)
     if generation and family.generates and config.kind != 'encoder' and config.head == 'lm':
