@@ -13,11 +13,14 @@ def get_config():
         Experiment(
             name='default',
             model=ModelConfig(
-                vocab_size=vocab_size, d_model=192, d_ff=768, num_layers=3, num_heads=6, norm_position='pre'
+                vocab_size=vocab_size, d_model=128, d_ff=512, num_layers=3, num_heads=4, norm_position='pre',
+                position='rope', layer_stack='unrolled',
             ),
-            data=DataConfig(vocab_size=vocab_size, batch_tokens=6144),
-            optimizer=OptimizerConfig(learning_rate=2e-3, schedule='cosine', warmup_steps=300, clip_norm=1.0),
-            training=TrainingConfig(steps=2500, evaluate_every=250, bleu_every=500, checkpoint_every=250),
-            decode=DecodeConfig(beam_size=4, max_new_tokens_over_source=50),
+            data=DataConfig(vocab_size=vocab_size, batch_tokens=1024),
+            optimizer=OptimizerConfig(learning_rate=3e-3, schedule='cosine', warmup_steps=150, clip_norm=1.0),
+            training=TrainingConfig(
+                steps=5000, evaluate_every=500, bleu_every=1000, checkpoint_every=500, label_smoothing=0.1
+            ),
+            decode=DecodeConfig(beam_size=4, max_new_tokens_over_source=50, early_stopping='heuristic'),
         )
-    )
+    )  # fmt: skip
