@@ -9,8 +9,37 @@ from typing import Any
 from transformer_jax import errors
 
 EMBEDDED = 'soft.en-de'
+EMBEDDED_TEXT = 'moby_dick'
+EMBEDDED_LABELLED = 'sotu_era'
 SPLITS = ('train', 'valid', 'test')
 NO_SPLIT = 'none'
+MASK = '<mask>'
+SENTINELS = tuple(f'<extra_id_{number}>' for number in range(100))
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """What the data of an objective looks like.
+
+    Attributes:
+      lengths: the fields of `DataConfig` which bound its token streams.
+      symbols: symbols of the vocabulary which stand for no text.
+      packs: whether a row can hold several examples.
+    """
+
+    lengths: tuple[str, ...]
+    symbols: tuple[str, ...] = ()
+    packs: bool = True
+
+
+FORMS = {
+    'translation': Form(('source_length', 'target_length')),
+    'causal_lm': Form(('target_length',)),
+    'prefix_lm': Form(('target_length',), packs=False),
+    'masked_lm': Form(('source_length',), symbols=(MASK,)),
+    'span_corruption': Form(('source_length', 'target_length'), symbols=SENTINELS),
+    'classification': Form(('source_length',), packs=False),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,10 +47,11 @@ class DataConfig:
     """The data of an experiment; every field is checked when it is built.
 
     Attributes:
-      train: spec of the training examples: 'soft.en-de' (embedded), 'pairs.tsv', 'train.en,train.de', or
-        'tfds:name/config' with an optional ':split'.
-      valid: spec of the validation examples; empty takes the validation split of the data set which `train` names (text
-        files have none, so they need a spec here); 'none' leaves validation out.
+      train: spec of the training examples. Pairs: 'soft.en-de' (embedded), 'pairs.tsv', 'train.en,train.de', or
+        'tfds:name/config' with an optional ':split'. Texts: 'moby_dick' (embedded) or 'text:FILE'. Labelled texts:
+        'sotu_era' (embedded) or 'labelled:FILE'. `sources.open_source` says what the files hold.
+      valid: spec of the validation examples; empty takes the validation split of the data set which `train` names
+        (files have none unless their spec ends in '#split', so they need a spec here); 'none' leaves validation out.
       test: the same for the test examples.
       direction: 'forward' reads source and target as the data set states them (soft.en-de: English to German; a TSV:
         left to right; a pair of files: first to second; TFDS: its supervised keys), 'reverse' exchanges them.
@@ -33,12 +63,15 @@ class DataConfig:
       vocab_size: ids of a vocabulary which is trained here.
       vocab_examples: most training examples from which the vocabulary is trained, evenly spaced over all of them.
       objective: what the model has to do with an example, by name (objectives.OBJECTIVES).
+      mask_rate: probability that masked_lm chooses a token.
+      noise_density, mean_span: share of tokens which span_corruption takes out, and mean tokens of a span.
       decoder_start: first decoder input: 'bos' or 'pad' (as T5 and Marian have it).
-      source_length: most tokens of a source, its end mark included; the width of a source row.
-      target_length: the same for the target.
+      source_length: most tokens of a source, its end mark included; the width of a source row. Also of a text which
+        an encoder alone reads (masked_lm, classification), both marks included.
+      target_length: the same for the target. Also of a text which a decoder alone reads (causal_lm, prefix_lm).
       too_long: a training sentence above these lengths is cut ('truncate', its end mark kept) or left out ('skip').
         Evaluation always cuts, so that every example counts.
-      batching: 'pack' puts several pairs into one row with segment ids; 'bucket' groups pairs of similar length.
+      batching: 'pack' puts several examples into one row with segment ids; 'bucket' groups those of similar length.
       batch_tokens: most token slots of one global batch, padding included, source and target slots added up: every
         batch has rows * (source width + target width) <= batch_tokens.
       row_multiple: the number of rows is rounded down to a multiple of this, so that devices and hosts divide it.
@@ -65,6 +98,9 @@ class DataConfig:
     vocab_size: int = 8000
     vocab_examples: int = 1_000_000
     objective: str = 'translation'
+    mask_rate: float = 0.15
+    noise_density: float = 0.15
+    mean_span: float = 3.0
     decoder_start: str = 'bos'
     source_length: int = 64
     target_length: int = 64
@@ -80,6 +116,7 @@ class DataConfig:
 
     def __post_init__(self):
         object.__setattr__(self, 'bucket_boundaries', tuple(self.bucket_boundaries))
+        form = FORMS[errors.choose('data.objective', self.objective, FORMS)]
         errors.choose('data.direction', self.direction, ('forward', 'reverse'))
         errors.choose('data.too_long', self.too_long, ('truncate', 'skip'))
         errors.choose('data.batching', self.batching, ('pack', 'bucket'))
@@ -92,24 +129,38 @@ class DataConfig:
             self._check_at_least(name, 2)
         if not self.train or self.train == NO_SPLIT:
             raise errors.UserError("data.train is empty; give a data set such as 'soft.en-de' or 'pairs.tsv'")
+        for name in ('mask_rate', 'noise_density'):
+            if not 0 < getattr(self, name) <= 1:
+                raise errors.UserError(f'data.{name} = {getattr(self, name)} must be above 0 and at most 1')
+        if self.mean_span < 1:
+            raise errors.UserError(f'data.mean_span = {self.mean_span} must be at least 1')
+        if self.batching == 'pack' and not form.packs:
+            raise errors.UserError(
+                f"data.objective = '{self.objective}' has one example in a row; set data.batching = 'bucket'"
+            )
         boundaries = self.bucket_boundaries
-        widest = max(self.source_length, self.target_length)
+        widest = max(self.widths)
         if list(boundaries) != sorted(set(boundaries)) or any(not 1 <= width < widest for width in boundaries):
             raise errors.UserError(
                 f'data.bucket_boundaries = {boundaries} must rise from one to the next '
                 f'and stay between 1 and {widest - 1}'
             )
-        smallest = self.row_multiple * (self.source_length + self.target_length)
+        smallest = self.row_multiple * sum(self.widths)
         if self.batch_tokens < smallest:
             raise errors.UserError(
                 f'data.batch_tokens = {self.batch_tokens} holds less than {self.row_multiple} rows (data.row_multiple) '
-                f'of {self.source_length} + {self.target_length} tokens; give at least {smallest}'
+                f'of {" + ".join(map(str, self.widths))} tokens; give at least {smallest}'
             )
 
     def _check_at_least(self, name: str, least: int) -> None:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise errors.UserError(f'data.{name} = {value!r} must be a whole number of at least {least}')
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Width of the widest row in each token stream of the objective."""
+        return tuple(getattr(self, name) for name in FORMS[self.objective].lengths)
 
     def spec(self, split: str) -> str | None:
         """Returns the spec of `split` ('train', 'valid' or 'test'), or None when the config leaves it out.
@@ -123,7 +174,7 @@ class DataConfig:
             return None
         if given:
             return given
-        if self.train != EMBEDDED and not self.train.startswith('tfds:'):
+        if not _has_splits(self.train):
             raise errors.UserError(
                 f"data.{split} is not given, and data.train = '{self.train}' has no splits of its own; "
                 f"give data.{split}='file.tsv', or 'none' to go without"
@@ -149,3 +200,8 @@ class DataConfig:
         for name in fields:
             errors.choose('data field', name, names)
         return cls(**fields)
+
+
+def _has_splits(spec: str) -> bool:
+    embedded = spec in (EMBEDDED, EMBEDDED_TEXT, EMBEDDED_LABELLED)
+    return embedded or spec.startswith('tfds:') or 'split' in spec.partition('#')[2].split(',')

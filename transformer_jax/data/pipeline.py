@@ -186,7 +186,8 @@ class EvaluationPipeline:
 
     Attributes:
       source: the examples, for references.
-      num_examples: examples in all.
+      examples: the same as tokens.
+      num_examples: how many these are.
 
     Raises:
       UserError: when a batch does not divide over the hosts.
@@ -204,9 +205,9 @@ class EvaluationPipeline:
         _check_hosts(config.evaluation_rows, 'data.evaluation_rows', process_index, process_count)
         self.source, self._objective, self._config = source, objective, config
         self._process = (process_index, process_count)
-        self._examples, self._line = _encode(objective, source, training=False)
-        self.num_examples = len(self._examples.ids)
-        self._order = np.lexsort(self._examples.lengths.T[::-1])
+        self.examples, self._line = _encode(objective, source, training=False)
+        self.num_examples = len(self.examples.ids)
+        self._order = np.lexsort(self.examples.lengths.T[::-1])
         _logger.info(self.describe())
 
     def __len__(self) -> int:
@@ -225,8 +226,8 @@ class EvaluationPipeline:
         offsets = np.minimum(np.arange(rows + 1), len(chosen))
         plan = planner.Batch(0, self._objective.widths, chosen, offsets).part(*self._process)
         ids = np.full(len(plan.offsets) - 1, -1, np.int32)
-        ids[: len(plan.examples)] = self._examples.ids[plan.examples]
-        return {**self._objective.batch(self._examples, plan, packed=False, seed=0), 'example_ids': ids}
+        ids[: len(plan.examples)] = self.examples.ids[plan.examples]
+        return {**self._objective.batch(self.examples, plan, packed=False, seed=0), 'example_ids': ids}
 
     def __iter__(self) -> Iterator[Batch]:
         for step in range(len(self)):

@@ -1,4 +1,4 @@
-"""Where examples come from: random access sequences of {'source', 'target'}, opened by one spec string.
+"""Where examples come from: random access sequences of pairs, texts or labelled texts, opened by one spec string.
 
 TFDS is imported here and nowhere else, and only for a 'tfds:' spec; TensorFlow is never needed to read.
 """
@@ -10,14 +10,15 @@ import mmap
 import pathlib
 import pkgutil
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from transformer_jax import errors
 from transformer_jax.data import config as data_config
+from transformer_jax.data import texts
 
-Example = dict[str, str]
+Example = dict[str, Any]
 
 _EMBEDDED_DIRECTORY = pathlib.Path(__file__).parent / 'soft_en_de'
 _TFDS_SPLITS = {'train': 'train', 'valid': 'validation', 'test': 'test'}
@@ -29,11 +30,11 @@ class Source(Protocol):
 
     Attributes:
       name: what a log calls it.
-      languages: names of source and target side, in this order.
+      languages: names of source and target side, in this order; one name where examples are single texts.
     """
 
     name: str
-    languages: tuple[str, str]
+    languages: tuple[str, ...]
 
     def __len__(self) -> int: ...
 
@@ -146,7 +147,7 @@ class ListSource:
     """Examples held in memory, such as lines of standard input."""
 
     def __init__(
-        self, examples: Sequence[Example], name: str = 'list', languages: tuple[str, str] = ('source', 'target')
+        self, examples: Sequence[Example], name: str = 'list', languages: tuple[str, ...] = ('source', 'target')
     ):
         self._examples, self.name, self.languages = examples, name, languages
 
@@ -266,8 +267,13 @@ def open_source(
     """Opens the examples which `spec` names.
 
     Args:
-      spec: 'soft.en-de' (embedded, English to German), 'pairs.tsv', 'train.en,train.de', or 'tfds:name/config'
-        with an optional ':split' in TFDS's own notation.
+      spec: pairs {'source', 'target'}: 'soft.en-de' (embedded, English to German), 'pairs.tsv', 'train.en,train.de', or
+        'tfds:name/config' with an optional ':split' in TFDS's own notation.
+        Texts {'text'}: 'text:FILE', plain or .gz, parted at blank lines; 'moby_dick' (embedded) is such a file.
+        Labelled texts {'label', 'text'}: 'labelled:FILE' with one `label<TAB>text` a line, a label a whole number from
+        0, and an optional third column, the group; 'sotu_era' (embedded) is such a file.
+        Options of both stand behind '#', parted by commas: 'split' takes of the file what belongs to `split` (see
+        `texts.share`), and 'window=N' parts a text into windows of whole lines of at most N characters instead.
       split: 'train', 'valid' or 'test'; picks the split of the embedded set, and of a TFDS set whose spec names none. A
         file is the split for which it was given.
       direction: 'forward', or 'reverse' to exchange source and target.
@@ -280,6 +286,10 @@ def open_source(
     errors.choose('split', split, data_config.SPLITS)
     errors.choose('direction', direction, ('forward', 'reverse'))
     source = _open(spec, split, tfds_directory)
+    if direction == 'reverse' and len(source.languages) != 2:
+        raise errors.UserError(
+            f"data.direction = 'reverse' exchanges source and target, but '{spec}' has one text each"
+        )
     if direction == 'reverse':
         source = _Reversed(source)
     if limit and limit < len(source):
@@ -293,13 +303,15 @@ def _open(spec: str, split: str, tfds_directory: str) -> Source:
     if spec.startswith('tfds:'):
         name, _, own_split = spec.removeprefix('tfds:').partition(':')
         return TfdsSource(name, own_split or _TFDS_SPLITS[split], tfds_directory)
+    if texts.is_texts(spec):
+        return ListSource(texts.read(spec, split), f'{spec}:{split}', ('text',))
     if pathlib.Path(spec).suffix == '.tsv':
         return TsvSource(spec)
     if spec.count(',') == 1:
         return FilePairSource(*spec.split(','))
     raise errors.UserError(
-        f"'{spec}' names no data set{errors.suggest(spec, [data_config.EMBEDDED])}, a file 'pairs.tsv', "
-        "two files 'train.en,train.de', or 'tfds:name/config'"
+        f"'{spec}' names no data set{errors.suggest(spec, [data_config.EMBEDDED, *texts.EMBEDDED])}, a file "
+        "'pairs.tsv', two files 'train.en,train.de', 'tfds:name/config', 'text:FILE' or 'labelled:FILE'"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import os
@@ -86,6 +87,29 @@ class Tokenizer:
         """Returns what each id stands for, as a picture labels its axes."""
         return [self._processor.id_to_piece(int(token)) for token in ids]
 
+    @functools.cached_property
+    def ordinary_ids(self) -> np.ndarray:
+        """The ids which stand for text: no control symbol, not the unknown id."""
+        processor = self._processor
+        return np.array([
+            token for token in range(self.vocab_size)
+            if not (processor.is_control(token) or processor.is_unknown(token) or processor.is_unused(token))
+        ])  # fmt: skip
+
+    def symbol(self, name: str) -> int:
+        """Returns the id of a control symbol such as '<mask>'.
+
+        Raises:
+          UserError: when the vocabulary has none of this name.
+        """
+        token = self._processor.piece_to_id(name)
+        if token == self.unk_id:
+            raise errors.UserError(
+                f"'{self._name}' has no symbol '{name}', which this data.objective needs; "
+                'leave data.tokenizer empty to train a vocabulary which has it'
+            )
+        return token
+
     def save(self, path: str | os.PathLike) -> None:
         """Writes the SentencePiece model to `path`; a reader sees the whole file or none."""
         _write(pathlib.Path(path), self._model)
@@ -138,7 +162,10 @@ def default_cache_directory() -> pathlib.Path:
 
 
 def train_tokenizer(
-    texts: Iterable[str], vocab_size: int, cache_directory: str | os.PathLike | None = None
+    texts: Iterable[str],
+    vocab_size: int,
+    cache_directory: str | os.PathLike | None = None,
+    symbols: Sequence[str] = (),
 ) -> Tokenizer:
     """Trains a byte-pair vocabulary (Sennrich et al. 2016) on `texts`, or takes it from the cache.
 
@@ -149,6 +176,7 @@ def train_tokenizer(
       texts: the texts of the training split and of no other.
       vocab_size: V, special ids and 256 bytes included.
       cache_directory: where vocabularies are kept; None takes `default_cache_directory()`.
+      symbols: further control symbols, which stand for no text.
 
     Raises:
       UserError: when `vocab_size` is larger or smaller than the texts allow, with the bound, or there are no texts.
@@ -157,6 +185,8 @@ def train_tokenizer(
     if not any(texts):
         raise errors.UserError('there is no text to train a vocabulary on; give training examples, or a .model file')
     settings = {**_SETTINGS, 'vocab_size': vocab_size}
+    if symbols:
+        settings['control_symbols'] = list(symbols)
     digest = hashlib.sha256(repr((sorted(settings.items()), sentencepiece.__version__)).encode())
     for text in texts:
         content = text.encode()
@@ -203,4 +233,5 @@ def open_tokenizer(
     count = min(len(source), config.vocab_examples)
     chosen = np.linspace(0, len(source), count, endpoint=False).astype(int)
     texts = [text for index in chosen for text in source[index].values() if isinstance(text, str)]
-    return train_tokenizer(texts, config.vocab_size, cache_directory)
+    symbols = data_config.FORMS[config.objective].symbols
+    return train_tokenizer(texts, config.vocab_size, cache_directory, symbols)
