@@ -1,4 +1,4 @@
-"""Loss and translations of whole splits, each example counted once."""
+"""Loss, accuracy and translations of whole splits, each example counted once."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ from transformer_jax.training.state import with_shardings
 from transformer_jax.training.step import make_eval_step
 from transformer_jax.training.translate import Answer, translate
 
-_LARGEST_EXPONENT = 700.0
-
 
 class Evaluator:
-    """Judges parameters of one model on any source of sentence pairs."""
+    """Judges parameters of one model on any source which fits its objective.
+
+    Attributes:
+      references: whether there are targets against which `scores` can hold what the model writes.
+    """
 
     def __init__(
         self,
@@ -39,12 +41,13 @@ class Evaluator:
         mesh: Mesh,
     ):
         self._model, self._tokenizer, self._objective, self._mesh = model, tokenizer, objective, mesh
-        self._data, self._decode = data, decode
+        self._data, self._decode, self.references = data, decode, objective.references
         self._step = AheadOfTime('evaluation step', make_eval_step(model), keyed_by=1)
         self._pipelines: dict[str, EvaluationPipeline] = {}
 
     def loss(self, params: Any, source: Source) -> dict[str, float]:
-        """Returns loss (unsmoothed nats a target token, EOS included), perplexity, accuracy, tokens and examples.
+        """Returns what the objective reports of the split; of a translation loss (unsmoothed nats a target token, EOS
+        included), perplexity, accuracy, tokens and examples.
 
         Sums and weights are added up over all batches and divided once, so the result does not depend on their size.
         Padding rows have weight 0 and `example_ids` -1. Of several processes each gets the sum of all.
@@ -54,15 +57,7 @@ class Evaluator:
             self._compile(params, pipeline)
         sums = [self._step(params, place_batch(_for_model(batch), self._mesh)) for batch in pipeline]
         totals = jax.tree.map(lambda *parts: math.fsum(float(part) for part in parts), *jax.device_get(sums))
-        (loss, tokens), (right, _) = totals['loss'], totals['accuracy']
-        mean = loss / tokens
-        return {
-            'loss': mean,
-            'perplexity': math.exp(mean) if mean < _LARGEST_EXPONENT else math.inf,
-            'accuracy': right / tokens,
-            'tokens': tokens,
-            'examples': pipeline.num_examples,
-        }
+        return self._objective.metrics(totals, pipeline.examples)
 
     def translate(
         self, params: Any, source: Source, progress: Callable[[int], None] = lambda done: None

@@ -24,7 +24,7 @@ SAMPLES = 8
 
 
 def finish(run: Run, evaluator: Evaluator, state: TrainState, seconds: float) -> dict[str, Any]:
-    """Returns the result of a trained run, after writing it with samples.txt and plots/*.png.
+    """Returns the result of a trained run, after writing it with plots/*.png and, of translations, samples.txt.
 
     Judged are the mean of the last `average_last` checkpoints, else the moving average, else the last parameters.
     """
@@ -48,13 +48,18 @@ def finish(run: Run, evaluator: Evaluator, state: TrainState, seconds: float) ->
             _logger.info('%s: loss %.4f, %s', split, result[split]['loss'], result[split]['scores'])
     result['samples'] = samples
     if run.is_first:
-        _write_samples(run, samples)
+        if evaluator.references:
+            _write_samples(run, samples)
         draw(run, params, samples)
         run.directory.write_json(RESULT_FILE, result)
     return result
 
 
 def _judge(evaluator: Evaluator, params: Any, source: Source) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    if not evaluator.references:
+        found = evaluator.loss(params, source)
+        shown = ', '.join(f'{name} {value:.4g}' for name, value in found.items() if name != 'loss')
+        return {**found, 'scores': shown}, []
     scores, hypotheses = evaluator.scores(params, source)
     chosen = range(0, len(source), max(len(source) // SAMPLES, 1))[:SAMPLES]
     samples = [{**source[index], 'translation': hypotheses[index]} for index in chosen]

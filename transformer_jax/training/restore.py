@@ -35,7 +35,7 @@ class RestoredRun:
     def evaluator(self, decode: DecodeConfig) -> Evaluator:
         """Returns what judges the parameters, searching by `decode`."""
         data = self.experiment.data
-        objective = make_objective(data, self.tokenizer)
+        objective = make_objective(data, self.tokenizer, self.model.config)
         return Evaluator(self.model, self.tokenizer, objective, data, decode, make_mesh(self.experiment.mesh))
 
 

@@ -97,8 +97,10 @@ def prepare(experiment: Experiment, workdir: str) -> Run:
     data = experiment.data
     sources = {split: open_split(data, split) for split in ('train', 'valid', 'test')}
     tokenizer = _tokenizer(experiment, directory, sources['train'])
-    objective = make_objective(data, tokenizer)
     model_config, decode = complete(experiment, tokenizer)
+    objective = make_objective(data, tokenizer, model_config)
+    if experiment.training.bleu_every is not None and not objective.references:
+        raise UserError(f"training.bleu_every needs translations, which data.objective = '{data.objective}' has not")
     model = build(model_config)
     mesh = make_mesh(experiment.mesh)
     check_batch(data.row_multiple // experiment.training.accumulate or 1, mesh)
