@@ -9,8 +9,9 @@ from typing import Any
 
 from transformer_jax.decode_config import DecodeConfig
 from transformer_jax.errors import UserError, choose, suggest
+from transformer_jax.subconfigs import LatentConfig, MixtureConfig, PatchConfig, RopeScaling
 
-KINDS = ('encoder_decoder', 'encoder', 'decoder')
+KINDS = ('encoder_decoder', 'encoder', 'decoder', 'vision')
 POSITIONS = ('none', 'sinusoidal', 'sinusoidal_halves', 'learned', 'rope', 'alibi', 'relative')
 NORMS = ('layer', 'rms', 'rms_plus_one')
 NORM_POSITIONS = ('post', 'pre', 'sandwich', 'res_post', 'deepnorm', 'parallel', 'parallel_two_norms')
@@ -27,44 +28,12 @@ BACKENDS = ('auto', 'reference', 'blockwise')
 
 
 @dataclasses.dataclass(frozen=True)
-class RopeScaling:
-    """How rotary frequencies are stretched beyond the trained length; the equations stand in `ops.rope`.
-
-    Attributes:
-      kind: 'linear', 'ntk', 'dynamic', 'yarn' or 'llama3'.
-      factor: how many times longer than the trained length.
-      original_positions: the trained length (dynamic, yarn, llama3).
-      beta_fast, beta_slow: turns between which YaRN's ramp runs.
-      attention_factor: YaRN's final magnitude of cos and sin; None derives it from the factor.
-      mscale, mscale_all_dim: DeepSeek's ratio form of the same.
-      low_frequency_factor, high_frequency_factor: llama3's borders of the ramp, in wavelengths per trained length.
-      truncate: whether YaRN's ramp ends on whole dimensions, as in the released code.
-    """
-
-    kind: str
-    factor: float = 1.0
-    original_positions: int | None = None
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    low_frequency_factor: float = 1.0
-    high_frequency_factor: float = 4.0
-    truncate: bool = True
-
-    def __post_init__(self):
-        choose('rope_scaling.kind', self.kind, ('linear', 'ntk', 'dynamic', 'yarn', 'llama3'))
-        if self.kind in ('dynamic', 'yarn', 'llama3') and self.original_positions is None:
-            raise UserError(f"rope_scaling.kind = '{self.kind}' needs original_positions, the trained length")
-
-
-@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """One architecture of the Transformer family (defaults: `transformer_base` of Vaswani et al. 2017).
 
     Attributes:
-      kind: 'encoder_decoder', 'encoder' or 'decoder'.
+      kind: 'encoder_decoder', 'encoder', 'decoder' or 'vision', an encoder of images.
+      patches: how a vision encoder cuts images up.
       vocab_size: V, true vocabulary size.
       d_model, d_ff: D and F, widths of the model and of the feed-forward layer.
       num_layers: L, layers of the (first) stack; num_decoder_layers: of the decoder of an encoder-decoder (None: L).
@@ -73,6 +42,7 @@ class ModelConfig:
       qkv_bias, out_bias: biases of attention's input and output projections.
       attention_scale: factor of QK^T (None: 1 / sqrt(d_k)).
       qk_norm: 'none', 'head' (one norm shared by the heads) or 'full' (over all heads' features).
+      latent: multi-head latent attention in place of keys and values per head.
       attention_softcap, logits_softcap: c in c tanh(x / c), None for none.
       window: W, keys a query of a 'local' layer sees, itself included.
       layer_pattern: repeating kinds of layers, of 'global' and 'local'.
@@ -91,6 +61,7 @@ class ModelConfig:
       first_norm: False leaves out the norm which the first sublayer's input has in 'pre' (ModernBERT, whose embedding
         norm has just normalised it).
       ffn: the activation, 'gated_' where it multiplies a second projection; ffn_bias.
+      mixture: experts in place of the feed-forward layer.
       embedding_scale: 'sqrt_d_model' or 'none'.
       tie_embeddings: 'none', 'inputs' (source = target), 'output' (target = output) or 'all' (the paper's three-way).
       token_types: number of segment embeddings, 0 for none.
@@ -110,6 +81,7 @@ class ModelConfig:
     """
 
     kind: str = 'encoder_decoder'
+    patches: PatchConfig | None = None
     vocab_size: int = 37000
     d_model: int = 512
     d_ff: int = 2048
@@ -123,6 +95,7 @@ class ModelConfig:
     out_bias: bool = False
     attention_scale: float | None = None
     qk_norm: str = 'none'
+    latent: LatentConfig | None = None
     attention_softcap: float | None = None
     window: int | None = None
     layer_pattern: tuple[str, ...] = ('global',)
@@ -146,6 +119,7 @@ class ModelConfig:
     embedding_norm: bool = False
     ffn: str = 'relu'
     ffn_bias: bool = True
+    mixture: MixtureConfig | None = None
     embedding_scale: str = 'sqrt_d_model'
     tie_embeddings: str = 'all'
     token_types: int = 0
@@ -200,6 +174,11 @@ class ModelConfig:
         return self.key_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
     @property
+    def position_rows(self) -> int:
+        """Rows of the table of learned positions: as many as tokens can stand at."""
+        return self.max_positions + self.position_offset if self.patches is None else self.patches.tokens
+
+    @property
     def has_final_norm(self) -> bool:
         """Whether a norm follows the last layer: where nothing else normalises the residual stream, unless stated."""
         if self.final_norm is None:
@@ -209,7 +188,13 @@ class ModelConfig:
     @property
     def prefix_layers(self) -> int:
         """First layers which are never scanned: whole periods, as far as their parameters differ from the others'."""
-        return 0 if self.first_norm else len(self.layer_pattern)
+        differing = max(self.dense_layers, 0 if self.first_norm else 1)
+        return math.ceil(differing / len(self.layer_pattern)) * len(self.layer_pattern)
+
+    @property
+    def dense_layers(self) -> int:
+        """First layers whose feed-forward layer is dense though that of the others is a mixture."""
+        return 0 if self.mixture is None else self.mixture.dense_layers
 
     def depth(self, stack: str) -> int:
         """L, the number of layers of the 'encoder' or the 'decoder'."""
@@ -239,13 +224,16 @@ class ModelConfig:
         """
         fields = dict(fields)
         _check_names(fields, cls, 'model')
-        if isinstance(fields.get('rope_scaling'), Mapping):
-            _check_names(fields['rope_scaling'], RopeScaling, 'model.rope_scaling')
-            fields['rope_scaling'] = RopeScaling(**fields['rope_scaling'])
+        for name, group in _GROUPS.items():
+            if isinstance(fields.get(name), Mapping):
+                _check_names(fields[name], group, f'model.{name}')
+                fields[name] = group(**fields[name])
         if isinstance(fields.get('decode'), Mapping):
             fields['decode'] = DecodeConfig.from_dict(fields['decode'])
         return cls(**fields)
 
+
+_GROUPS = {'rope_scaling': RopeScaling, 'mixture': MixtureConfig, 'latent': LatentConfig, 'patches': PatchConfig}
 
 _CHOICES = {
     'kind': KINDS,
@@ -298,7 +286,7 @@ def _check_sizes(config: ModelConfig):
 
 
 def _check_combinations(config: ModelConfig):
-    if config.position == 'learned' and config.max_positions is None:
+    if config.position == 'learned' and config.max_positions is None and config.kind != 'vision':
         raise UserError("model.position = 'learned' needs model.max_positions, the number of rows of its table")
     if 'local' in config.layer_pattern and config.window is None:
         raise UserError("model.layer_pattern has 'local' layers, which need model.window")
@@ -316,12 +304,52 @@ def _check_combinations(config: ModelConfig):
         raise UserError(f"model.num_decoder_layers needs kind 'encoder_decoder', not '{config.kind}'; use num_layers")
     if not config.first_norm and config.norm_position != 'pre':
         raise UserError(f"model.first_norm = False needs model.norm_position = 'pre', not '{config.norm_position}'")
+    _check_latent(config)
+    _check_patches(config)
+    if config.mixture is not None and config.ffn_bias:
+        raise UserError('model.mixture has experts without biases; set model.ffn_bias = False')
     _check_head(config)
 
 
+def _check_latent(config: ModelConfig):
+    if config.latent is None:
+        return
+    if config.d_k is None or config.d_k <= config.latent.rotary_dim:
+        raise UserError(f'model.latent needs model.d_k above latent.rotary_dim = {config.latent.rotary_dim}, the part '
+                        f'of it which is rotated; it is {config.d_k}')  # fmt: skip
+    dynamic = config.rope_scaling is not None and config.rope_scaling.kind == 'dynamic'
+    for name, wrong in (
+        ("model.kind = 'encoder_decoder'", config.kind == 'encoder_decoder'),
+        (f"model.position = '{config.position}'; choose 'rope'", config.position != 'rope'),
+        ('model.rope_fraction', config.rope_fraction != 1),
+        ("model.rope_scaling.kind = 'dynamic'", dynamic),
+        ('model.num_kv_heads', config.kv_heads != config.num_heads),
+        ('model.qk_norm', config.qk_norm != 'none'),
+        ("'local' layers", 'local' in config.layer_pattern),
+        ("model.norm_position = 'deepnorm'", config.norm_position == 'deepnorm'),
+    ):
+        if wrong:
+            raise UserError(f'model.latent does not go with {name}')
+
+
+def _check_patches(config: ModelConfig):
+    if (config.kind == 'vision') != (config.patches is not None):
+        raise UserError("model.kind = 'vision' and model.patches need each other")
+    if config.kind != 'vision':
+        return
+    if config.max_positions is not None or config.position_offset:
+        raise UserError(f'model.max_positions and position_offset are for tokens; images have {config.patches.tokens}')
+    if config.token_types or config.tie_embeddings != 'none' or config.embedding_scale != 'none':
+        raise UserError("images have no words: model.token_types = 0, tie_embeddings and embedding_scale = 'none'")
+    if config.pooling == 'first' and not config.patches.class_token:
+        raise UserError("model.pooling = 'first' needs patches.class_token, or is 'mean'")
+    if config.head == 'lm':
+        raise UserError("model.head = 'lm' needs words; a vision encoder has 'classes' or 'none'")
+
+
 def _check_head(config: ModelConfig):
-    if config.pooling != 'none' and (config.kind != 'encoder' or config.head == 'lm'):
-        raise UserError(f"model.pooling = '{config.pooling}' needs model.kind = 'encoder' and no 'lm' head")
+    if config.pooling != 'none' and (config.kind not in ('encoder', 'vision') or config.head == 'lm'):
+        raise UserError(f"model.pooling = '{config.pooling}' needs model.kind = 'encoder' or 'vision' and no 'lm' head")
     if config.head == 'classes' and (config.pooling == 'none' or config.num_classes is None):
         raise UserError("model.head = 'classes' needs model.num_classes and model.pooling, 'first' or 'mean'")
     if config.head != 'classes' and config.num_classes is not None:
@@ -336,7 +364,7 @@ def _check_head(config: ModelConfig):
 
 def rotary_width(config: ModelConfig) -> int:
     """Returns how many features of a query or key head are rotated."""
-    return int(config.key_dim * config.rope_fraction)
+    return int(config.key_dim * config.rope_fraction) if config.latent is None else config.latent.rotary_dim
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:

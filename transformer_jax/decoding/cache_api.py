@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.errors import UserError
-from transformer_jax.layers.cache import Cache, KeysValues
+from transformer_jax.layers.cache import Cache, KeysValues, Latents
 from transformer_jax.models.checks import check_length, check_tokens
 from transformer_jax.models.parameters import Params, unroll_params
 from transformer_jax.models.transformer import build
@@ -33,13 +33,15 @@ def init_cache(
       UserError: if the model keeps no cache, or an encoder-decoder gets no source.
     """
     config = model.config
-    if config.kind == 'encoder':
+    if config.kind in ('encoder', 'vision'):
         raise UserError("an encoder has no cache; kind must be 'decoder' or 'encoder_decoder'")
     if (source is None) == (config.kind == 'encoder_decoder'):
         raise UserError(f"kind '{config.kind}' {'needs a' if source is None else 'takes no'} source")
     dtype = jnp.dtype(config.dtype)
 
     def empty():
+        if config.latent is not None:
+            return Latents(jnp.zeros((batch, capacity, config.latent.kv_rank + config.latent.rotary_dim), dtype))
         rows = (batch, config.kv_heads, capacity)
         return KeysValues(jnp.zeros((*rows, config.key_dim), dtype), jnp.zeros((*rows, config.value_dim), dtype))
 

@@ -45,16 +45,28 @@ class KeysValues:
 
 
 @flax.struct.dataclass
+class Latents:
+    """What latent attention keeps of its tokens: the latent, then the rotated key which all heads share."""
+
+    latent_BSR: jax.Array
+
+    def write(self, new: Latents, slot: jax.Array) -> Latents:
+        """Returns the cache with the latents of T more tokens from `slot` on; `Cache.extend` guards the end."""
+        own = new.latent_BSR.astype(self.latent_BSR.dtype)
+        return Latents(jax.lax.dynamic_update_slice_in_dim(self.latent_BSR, own, slot, axis=1))
+
+
+@flax.struct.dataclass
 class LayerCache:
     """What one layer remembers.
 
     Attributes:
-      mixer: state of its sequence mixer, `KeysValues` for attention.
+      mixer: state of its sequence mixer, `KeysValues` for attention and `Latents` for latent attention.
       cross: keys and values of the source, one row per sentence, not per beam; None before they are made.
       filled: slots of the mixer in use before this call, the same for all layers.
     """
 
-    mixer: KeysValues
+    mixer: KeysValues | Latents
     cross: KeysValues | None
     filled: jax.Array
 
@@ -64,7 +76,8 @@ class Cache:
     """The state of decoding: preallocated, passed in and returned.
 
     Its size is rows x capacity x L x K x (key width + value width) numbers of the compute dtype, and for an
-    encoder-decoder sentences x S x L x K x (key width + value width) more.
+    encoder-decoder sentences x S x L x K x (key width + value width) more; of latent attention rows x capacity x L x
+    (rank + rotary width).
 
     Attributes:
       mixers: state of each layer's sequence mixer.
@@ -77,7 +90,7 @@ class Cache:
       source_mask: (sentences, S) booleans.
     """
 
-    mixers: tuple[KeysValues, ...]
+    mixers: tuple[KeysValues | Latents, ...]
     cross: tuple[KeysValues, ...]
     positions: jax.Array
     valid: jax.Array

@@ -67,7 +67,7 @@ class Embedder(nn.Module):
             layout = 'halves' if config.position == 'sinusoidal_halves' else 'interleaved'
             x += sinusoids(positions_BT + config.position_offset, config.d_model, layout)
         if config.position == 'learned':
-            table = Table(config, config.max_positions + config.position_offset, 'positions', name='position')
+            table = Table(config, config.position_rows, 'positions', name='position')
             x += table(positions_BT + config.position_offset)
         if config.token_types:
             types = jnp.zeros_like(positions_BT) if token_types_BT is None else token_types_BT

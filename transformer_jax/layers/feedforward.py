@@ -25,15 +25,17 @@ class FeedForward(nn.Module):
 
     Attributes:
       gain: of the initial projections (DeepNorm's beta).
+      width: F (None: that of the config).
     """
 
     config: ModelConfig
     gain: float = 1.0
+    width: int | None = None
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array, deterministic: bool) -> jax.Array:
         config = self.config
-        D, F = config.d_model, config.d_ff
+        D, F = config.d_model, self.width or config.d_ff
 
         def linear(name, shape, axes):
             return Linear(config, shape, axes, use_bias=config.ffn_bias, gain=self.gain, name=name)

@@ -27,6 +27,27 @@ def kernel_init(config: ModelConfig, fan_in: int, fan_out: int, gain: float = 1.
     return xavier_uniform
 
 
+class Kernel(nn.Module):
+    """The matrix of a linear layer by itself, for products which take it apart or have several of them.
+
+    Attributes:
+      shape, axes: as in `Linear`; fan_in, fan_out: of one matrix; gain: factor of the initial scale.
+    """
+
+    config: ModelConfig
+    shape: Sequence[int]
+    axes: Sequence[str | None]
+    fan_in: int
+    fan_out: int
+    gain: float = 1.0
+
+    @nn.compact
+    def __call__(self) -> jax.Array:
+        init = kernel_init(self.config, self.fan_in, self.fan_out, self.gain)
+        init = nn.with_logical_partitioning(init, tuple(self.axes))
+        return self.param('kernel', init, tuple(self.shape), jnp.dtype(self.config.param_dtype))
+
+
 class Linear(nn.Module):
     """y = x W + b over the last axes of x, one for each axis of W which is no output axis.
 
@@ -38,7 +59,7 @@ class Linear(nn.Module):
 
     config: ModelConfig
     shape: Sequence[int]
-    axes: Sequence[str]
+    axes: Sequence[str | None]
     inputs: int = 1
     use_bias: bool = False
     gain: float = 1.0

@@ -16,11 +16,11 @@ class Norm(nn.Module):
     'rms': x / sqrt(mean(x^2) + eps) * scale (Zhang and Sennrich 2019); 'rms_plus_one': ... * (1 + scale) (Gemma).
 
     Attributes:
-      axis: the logical name of the last axis.
+      axis: the logical name of the last axis (None: it is left whole).
     """
 
     config: ModelConfig
-    axis: str = 'embed'
+    axis: str | None = 'embed'
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:

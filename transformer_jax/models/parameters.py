@@ -17,6 +17,9 @@ Params = dict[str, Any]
 
 
 def _init_boxed(model: nn.Module, key: jax.Array):
+    if model.config.kind == 'vision':
+        patches = model.config.patches
+        return model.init(key, jnp.zeros((1, *patches.image_size, patches.channels)))['params']
     tokens = jnp.zeros((1, 1), jnp.int32)
     if model.config.kind == 'encoder_decoder':
         return model.init(key, source_tokens=tokens, target_tokens=tokens)['params']

@@ -14,6 +14,8 @@ from transformer_jax.config import ModelConfig
 from transformer_jax.layers.attention import Attention
 from transformer_jax.layers.cache import LayerCache
 from transformer_jax.layers.feedforward import FeedForward
+from transformer_jax.layers.latent_attention import LatentAttention
+from transformer_jax.layers.moe import Losses, MixtureOfExperts
 from transformer_jax.layers.norm import Norm
 from transformer_jax.layers.residual import Residual, deepnorm
 from transformer_jax.ops.masks import Mask
@@ -34,6 +36,7 @@ class StackInputs:
       positions_BT: positions of the tokens.
       mask: which key a query of self-attention sees; bias_BNTS: added to its scores (ALiBi, T5).
       context_BSD: the encoder's output, for cross-attention; context_mask: which of it a query sees.
+      real_BT: which tokens are no padding (None: all), for experts.
     """
 
     positions_BT: jax.Array
@@ -41,6 +44,7 @@ class StackInputs:
     bias_BNTS: jax.Array | None = None
     context_BSD: jax.Array | None = None
     context_mask: Mask | None = None
+    real_BT: jax.Array | None = None
 
 
 @flax.struct.dataclass
@@ -51,12 +55,23 @@ class LayerOutput:
       hidden_BTD: the hidden state, if asked for.
       attention_BNTS, cross_attention_BNTS: attention weights, if asked for.
       cache: the layer's new cache, if there was one.
+      losses: its auxiliary losses by name, as (sum, weight).
     """
 
     hidden_BTD: jax.Array | None
     attention_BNTS: jax.Array | None
     cross_attention_BNTS: jax.Array | None
     cache: LayerCache | None
+    losses: Losses = flax.struct.field(default_factory=dict)
+
+
+def total_losses(outputs: list[LayerOutput]) -> Losses:
+    """Returns each auxiliary loss summed over layers; its weight, the tokens, is the same in every layer."""
+    totals: Losses = {}
+    for output in outputs:
+        for name, (loss, weight) in output.losses.items():
+            totals[name] = (totals[name][0] + loss if name in totals else loss, weight)
+    return totals
 
 
 def at_layer(tree: Any, index: int) -> Any:
@@ -72,6 +87,7 @@ class Block(nn.Module):
       layer_kind: 'global' or 'local'.
       cross: whether there is cross-attention.
       first: whether it is the first layer.
+      dense: whether its feed-forward layer is dense whatever the config says.
       deterministic: no dropout.
       return_hiddens, return_attentions: what `LayerOutput` holds.
     """
@@ -81,6 +97,7 @@ class Block(nn.Module):
     layer_kind: str
     cross: bool
     first: bool
+    dense: bool
     deterministic: bool
     return_hiddens: bool
     return_attentions: bool
@@ -91,8 +108,16 @@ class Block(nn.Module):
     ) -> tuple[jax.Array, LayerOutput]:
         config, deterministic = self.config, self.deterministic
         alpha, beta = deepnorm(config, self.stack)
-        attend = Attention(config, self.layer_kind, gain=beta, name='attention')
-        feed_forward = FeedForward(config, gain=beta, name='ffn')
+        if config.latent is None:
+            attend = Attention(config, self.layer_kind, gain=beta, name='attention')
+        else:
+            attend = LatentAttention(config, gain=beta, name='attention')
+        routed = config.mixture is not None and not self.dense
+        ffn = (MixtureOfExperts if routed else FeedForward)(config, gain=beta, name='ffn')
+
+        def feed_forward(x):
+            return ffn(x, inputs.real_BT, deterministic) if routed else (ffn(x, deterministic), {})
+
         in_norm = config.first_norm or not self.first
         residual = Residual(config, alpha, in_norm=in_norm, name='attention_residual')
         ffn_residual = Residual(config, alpha, in_norm=config.norm_position != 'parallel', name='ffn_residual')
@@ -105,7 +130,7 @@ class Block(nn.Module):
         cross_weights = cross = None
         if config.norm_position in ('parallel', 'parallel_two_norms'):
             shared = config.norm_position == 'parallel'
-            branch = feed_forward(entered if shared else ffn_residual.enter(x_BTD), deterministic)
+            branch, losses = feed_forward(entered if shared else ffn_residual.enter(x_BTD))
             x_BTD = residual.leave(x_BTD, y, deterministic)
         else:
             x_BTD = residual.leave(x_BTD, y, deterministic)
@@ -116,10 +141,11 @@ class Block(nn.Module):
                     cache, deterministic, self.return_attentions,
                 )  # fmt: skip
                 x_BTD = cross_residual.leave(x_BTD, y, deterministic)
-            branch = feed_forward(ffn_residual.enter(x_BTD), deterministic)
+            branch, losses = feed_forward(ffn_residual.enter(x_BTD))
         x_BTD = ffn_residual.leave(x_BTD, branch, deterministic)
         new_cache = None if cache is None else LayerCache(mixer, cross, cache.filled)
-        return x_BTD, LayerOutput(x_BTD if self.return_hiddens else None, weights, cross_weights, new_cache)
+        hidden = x_BTD if self.return_hiddens else None
+        return x_BTD, LayerOutput(hidden, weights, cross_weights, new_cache, losses)
 
 
 class Period(nn.Module):
@@ -133,7 +159,8 @@ class Period(nn.Module):
     def __call__(self, x_BTD: jax.Array, inputs: StackInputs) -> tuple[jax.Array, tuple[LayerOutput, ...]]:
         outputs = []
         for j, kind in enumerate(self.config.layer_pattern):
-            block = self.block(self.config, layer_kind=kind, first=False, **self.options, name=f'block_{j}')
+            flags = dict(layer_kind=kind, first=False, dense=False)
+            block = self.block(self.config, **flags, **self.options, name=f'block_{j}')
             x_BTD, output = block(x_BTD, inputs)
             outputs.append(output)
         return x_BTD, tuple(outputs)
@@ -187,8 +214,8 @@ class Stack(nn.Module):
         outputs = []
 
         def run(i, x_BTD):
-            kind = config.layer_pattern[i % period]
-            layer = block(config, layer_kind=kind, first=i == 0, **options, name=f'layers_{i}')
+            own = dict(layer_kind=config.layer_pattern[i % period], first=i == 0, dense=i < config.dense_layers)
+            layer = block(config, **own, **options, name=f'layers_{i}')
             x_BTD, output = layer(x_BTD, inputs, None if caches is None else caches[i])
             outputs.append(output)
             return x_BTD

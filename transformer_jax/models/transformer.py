@@ -12,7 +12,8 @@ from transformer_jax.layers.embedding import Embedder, Logits, Table
 from transformer_jax.layers.head import Classifier, HeadLayer, pool
 from transformer_jax.models.checks import check_length, check_tokens
 from transformer_jax.models.output import ModelOutput
-from transformer_jax.models.stack import LayerOutput, Stack, StackInputs
+from transformer_jax.models.stack import LayerOutput, Stack, StackInputs, total_losses
+from transformer_jax.models.vision import VisionEncoder
 from transformer_jax.ops.masks import Mask, positions_from_mask, positions_from_segments
 
 
@@ -56,6 +57,14 @@ def _collect(embedded, hidden, outputs: list[LayerOutput], prefix: str, return_h
     if return_attentions:
         fields[f'{prefix}attentions'] = tuple(output.attention_BNTS for output in outputs)
     return fields
+
+
+def _real(mask_BT, segment_ids_BT):
+    """Returns which tokens are no padding, None if all are."""
+    if segment_ids_BT is None:
+        return None if mask_BT is None else jnp.asarray(mask_BT).astype(bool)
+    real_BT = jnp.asarray(segment_ids_BT) != 0
+    return real_BT if mask_BT is None else real_BT & jnp.asarray(mask_BT).astype(bool)
 
 
 class LanguageModel(nn.Module):
@@ -112,7 +121,7 @@ class LanguageModel(nn.Module):
         else:
             cache, positions, visible, caches = _extend(config, cache, tokens, mask)
         x = embedded = self.embedder(self.embedding(tokens), positions, token_types, deterministic)
-        inputs = StackInputs(positions, visible)
+        inputs = StackInputs(positions, visible, real_BT=_real(mask, segment_ids))
         x, outputs = self.stack(x, inputs, caches, deterministic, return_hiddens, return_attentions)
         fields = _collect(embedded, x, outputs, '', return_hiddens, return_attentions)
         if cache is not None:
@@ -123,7 +132,7 @@ class LanguageModel(nn.Module):
             logits = self.head(x, deterministic) if config.head == 'classes' else None
         else:
             logits = self.logits(x) if config.head == 'lm' else None
-        return ModelOutput(logits=logits, **fields)
+        return ModelOutput(logits=logits, aux=total_losses(outputs), **fields)
 
     def _head_layer(self, x: jax.Array) -> jax.Array:
         return x if self.config.head_activation == 'none' else self.head_layer(x)
@@ -187,15 +196,17 @@ class EncoderDecoder(nn.Module):
         """
         config = self.config
         flags = dict(return_hiddens=return_hiddens, return_attentions=return_attentions)
-        fields, context = {}, None
+        fields, context, losses = {}, None, {}
         if cache is not None:
             source_tokens, source_mask = cache.source, cache.source_mask
         if source_tokens is not None:
             place = _place(config, source_tokens, source_mask, source_positions, source_segment_ids)
             mask, positions = place
             embedded = self.encoder_embedder(self.source_table(source_tokens), positions, None, deterministic)
-            context, outputs = self.encoder(embedded, StackInputs(positions, mask), None, deterministic, **flags)
+            inputs = StackInputs(positions, mask, real_BT=_real(source_mask, source_segment_ids))
+            context, outputs = self.encoder(embedded, inputs, None, deterministic, **flags)
             fields |= _collect(embedded, context, outputs, 'encoder_', **flags)
+            losses = {f'encoder_{name}': pair for name, pair in total_losses(outputs).items()}
         source_mask = None if source_mask is None else jnp.asarray(source_mask).astype(bool)
         context_mask = Mask(
             key_valid_BS=source_mask, query_segments_BT=target_segment_ids, key_segments_BS=source_segment_ids
@@ -206,7 +217,8 @@ class EncoderDecoder(nn.Module):
         else:
             cache, positions, visible, caches = _extend(config, cache, target_tokens, target_mask)
         embedded = self.decoder_embedder(self.target_table(target_tokens), positions, None, deterministic)
-        inputs = StackInputs(positions, visible, context_BSD=context, context_mask=context_mask)
+        real = _real(target_mask, target_segment_ids)
+        inputs = StackInputs(positions, visible, context_BSD=context, context_mask=context_mask, real_BT=real)
         x, outputs = self.decoder(embedded, inputs, caches, deterministic, **flags)
         fields |= _collect(embedded, x, outputs, '', **flags)
         if return_attentions:
@@ -217,7 +229,8 @@ class EncoderDecoder(nn.Module):
                 cross=tuple(output.cache.cross for output in outputs),
                 source=None,
             )
-        return ModelOutput(logits=self.head(x) if config.head == 'lm' else None, **fields)
+        logits = self.head(x) if config.head == 'lm' else None
+        return ModelOutput(logits=logits, aux=losses | total_losses(outputs), **fields)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Returns the logits (B, T, V) of hidden states (B, T, D), for callers who need those of a few positions."""
@@ -226,4 +239,6 @@ class EncoderDecoder(nn.Module):
 
 def build(config: ModelConfig) -> nn.Module:
     """Returns the linen module of an architecture; its `config` attribute is the given config."""
+    if config.kind == 'vision':
+        return VisionEncoder(config)
     return EncoderDecoder(config) if config.kind == 'encoder_decoder' else LanguageModel(config)

@@ -39,6 +39,10 @@ def _count_equation(equation: Any) -> int:
         (contracted, _), _ = params['dimension_numbers']
         depth = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
         return 2 * depth * math.prod(equation.outvars[0].aval.shape)
+    if name in ('ragged_dot', 'ragged_dot_general'):
+        # Every row meets the matrix of its one group.
+        rows, (_, depth, columns) = equation.invars[0].aval.shape[0], equation.invars[1].aval.shape
+        return 2 * rows * depth * columns
     inner = [_count(sub) for sub in jaxprs_in_params(params)]
     if name == 'scan':
         return params['length'] * sum(inner)
