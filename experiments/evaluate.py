@@ -25,7 +25,7 @@ flags.DEFINE_string('output', None, 'file for the translations, one a line')
 
 
 def main() -> int:
-    """Prints loss, sacreBLEU and chrF with their signatures."""
+    """Prints what the objective reports, and of translations sacreBLEU and chrF with their signatures."""
     options = flags.FLAGS
     if options.workdir is None:
         raise UserError('--workdir is missing; give the run directory of python -m experiments.train')
@@ -41,8 +41,12 @@ def main() -> int:
         raise UserError(f"the run's config leaves out data.{options.split}; name a data set by --data")
     changes = {} if options.beam_size is None else {'beam_size': options.beam_size}
     evaluator = run.evaluator(run.decode.replace(**changes))
-    counter = Counter(len(source))
     loss = evaluator.loss(run.params, source)
+    if not evaluator.references:
+        screen.message(f'{source.name}, checkpoint: {run.origin}')
+        screen.message(', '.join(f'{name} {value:.6g}' for name, value in loss.items()))
+        return 0
+    counter = Counter(len(source))
     scores, hypotheses = evaluator.scores(run.params, source, counter.add)
     counter.close()
     if options.output:

@@ -36,6 +36,9 @@ def main() -> int:
         raise UserError(f'--batch = {options.batch} must be 1 or more')
     common.show_logs(lambda text: print(text, file=sys.stderr))
     run = load_run(options.workdir, options.step)
+    if not run.evaluator(run.decode).references:
+        objective = run.experiment.data.objective
+        raise UserError(f"this run's objective is '{objective}'; only a run of 'translation' can translate lines")
     changes = {} if options.beam_size is None else {'beam_size': options.beam_size}
     decode = run.decode.replace(num_return=options.num_return, **changes)
     try:
