@@ -53,8 +53,10 @@ class Once(nn.Module):
 
     @nn.compact
     def __call__(self, x, inputs):
-        block = Block(UNEVEN, 'decoder', UNEVEN.layer_pattern[self.i % 2], False, False, False, False, False,
-                      name=self.block_name)  # fmt: skip
+        block = Block(
+            UNEVEN, 'decoder', UNEVEN.layer_pattern[self.i % 2], cross=False, first=self.i == 0, dense=False,
+            deterministic=False, return_hiddens=False, return_attentions=False, name=self.block_name,
+        )  # fmt: skip
         for _ in range(self.calls):
             y, _ = block(x, inputs)
         return y
