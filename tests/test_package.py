@@ -11,8 +11,8 @@ import transformer_jax
 ROOT = Path(transformer_jax.__file__).parent
 # A room may import only rooms of its own floor or below; those on the ground know no model.
 FLOORS = [
-    {'errors'}, {'decode_config', 'subconfigs'}, {'config', 'data', 'sharding', 'checkpoints'}, {'presets', 'ops'}, {'layers'},
-    {'models'}, {'training', 'decoding', 'huggingface', 'analysis'},
+    {'errors'}, {'decode_config', 'subconfigs'}, {'config', 'data', 'sharding', 'checkpoints'}, {'presets', 'ops'},
+    {'layers'}, {'models'}, {'training', 'decoding', 'huggingface', 'analysis'},
 ]  # fmt: skip
 GROUND = {'data', 'sharding', 'checkpoints'}
 ONE_SITE = {
