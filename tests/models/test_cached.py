@@ -42,7 +42,7 @@ def grid():
     """Every scheme with two kinds of heads, every placement with two or more schemes; encoder-decoders besides."""
     norms = itertools.cycle(NORM_POSITIONS)
     for i, scheme in enumerate(SCHEMES):
-        for heads in list(HEADS)[i % 2 :: 2]:
+        for heads in ('each_its_own' if i % 2 else 'window', 'grouped'):
             yield 'decoder', scheme, heads, next(norms)
     for scheme, heads, norm in zip(
         ('sinusoidal', 'relative', 'rope', 'learned', 'alibi'),

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from transformer_jax.ops.dropout import dropout, random_words
+from transformer_jax.ops import dropout as ops
+
+dropout = jax.jit(ops.dropout, static_argnums=1)
 
 # The chi-square value of one degree of freedom which chance passes once in 100 000 tries.
 CHI_SQUARE_1E5 = 19.5
@@ -55,7 +57,7 @@ def test_neighbours_keys_and_layers_are_independent():
 
 
 def test_every_bit_of_a_word_is_a_fair_coin_and_independent_of_the_others():
-    words = np.asarray(random_words(jax.random.key(4), (1 << 16,)))
+    words = np.asarray(jax.jit(ops.random_words, static_argnums=1)(jax.random.key(4), (1 << 16,)))
     bits = (words[:, None] >> np.arange(32, dtype=np.uint32)) & 1
     assert np.abs(bits.mean(0) - 0.5).max() < 5 * 0.5 / 256
     correlation = np.corrcoef(bits.T) - np.eye(32)

@@ -1,11 +1,16 @@
 """Sinusoids, ALiBi and T5's buckets against the papers' formulas."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
 
-from transformer_jax.ops.positions import alibi_bias, alibi_slopes, relative_bucket, sinusoids
+from transformer_jax.ops import positions
+from transformer_jax.ops.positions import alibi_bias, alibi_slopes
+
+sinusoids = jax.jit(positions.sinusoids, static_argnums=(1, 2))
+relative_bucket = jax.jit(positions.relative_bucket, static_argnames=('bidirectional', 'buckets', 'max_distance'))
 
 
 @pytest.mark.parametrize('layout', ['interleaved', 'halves'])
