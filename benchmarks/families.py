@@ -33,6 +33,9 @@ def choices(config: ModelConfig) -> str:
             continue
         if field.name == 'rope_scaling':
             value = value.kind
+        if dataclasses.is_dataclass(value):
+            own = [f.name for f in dataclasses.fields(value) if getattr(value, f.name) != f.default]
+            value = '(' + ', '.join(f'{name} {getattr(value, name)}' for name in own) + ')'
         if isinstance(value, tuple):
             value = ' '.join(value)
         said.append(f'{field.name} {value:.3g}' if isinstance(value, float) else f'{field.name} {value}')

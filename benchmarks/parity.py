@@ -51,6 +51,12 @@ _BART = dict(vocab_size=V, d_model=24, encoder_layers=2, decoder_layers=3, encod
              bos_token_id=1, eos_token_id=2, forced_eos_token_id=2, decoder_start_token_id=2)  # fmt: skip
 _T5 = dict(vocab_size=V, d_model=24, d_kv=5, d_ff=20, num_layers=2, num_decoder_layers=3, num_heads=3,
            relative_attention_num_buckets=8, relative_attention_max_distance=9, decoder_start_token_id=0)  # fmt: skip
+_DEEPSEEK = dict(vocab_size=V, hidden_size=24, intermediate_size=20, moe_intermediate_size=12, num_hidden_layers=3,
+                 num_attention_heads=3, num_key_value_heads=3, n_shared_experts=2, num_experts_per_tok=2,
+                 first_k_dense_replace=1, kv_lora_rank=8, q_lora_rank=9, qk_rope_head_dim=4, qk_nope_head_dim=6,
+                 v_head_dim=5, max_position_embeddings=64, pad_token_id=0)  # fmt: skip
+_VIT = dict(hidden_size=24, num_hidden_layers=3, num_attention_heads=3, intermediate_size=20, image_size=9,
+            patch_size=3, num_channels=2, num_labels=3)  # fmt: skip
 _BERT = dict(vocab_size=V, hidden_size=24, num_hidden_layers=3, num_attention_heads=3, intermediate_size=20,
              max_position_embeddings=16, type_vocab_size=3, num_labels=3)  # fmt: skip
 _MODERN = dict(vocab_size=V, hidden_size=24, intermediate_size=20, num_hidden_layers=5, num_attention_heads=3,
@@ -70,6 +76,9 @@ CASES = (
     Case('llama llama3', 'llama', 'LlamaForCausalLM', _LLAMA | dict(rope_parameters=_ROPE | dict(
         rope_type='llama3', original_max_position_embeddings=7, low_freq_factor=0.5, high_freq_factor=2.0))),
     Case('mistral', 'mistral', 'MistralForCausalLM', _LLAMA | dict(sliding_window=4), 'left'),
+    Case('mixtral', 'mixtral', 'MixtralForCausalLM', _LLAMA | dict(num_local_experts=5, num_experts_per_tok=2), 'left'),
+    Case('mixtral window', 'mixtral', 'MixtralForCausalLM', _LLAMA | dict(
+        num_local_experts=3, num_experts_per_tok=1, sliding_window=4, tie_word_embeddings=True)),
     Case('qwen2', 'qwen2', 'Qwen2ForCausalLM', {k: v for k, v in _LLAMA.items() if k != 'head_dim'} | dict(
         use_sliding_window=True, sliding_window=4, max_window_layers=1, tie_word_embeddings=True)),
     Case('qwen3', 'qwen3', 'Qwen3ForCausalLM', _LLAMA | dict(head_dim=10, attention_bias=True), 'left'),
@@ -86,6 +95,19 @@ CASES = (
     Case('t5', 't5', 'T5ForConditionalGeneration', _T5),
     Case('t5 v1.1', 't5', 'T5ForConditionalGeneration', _T5 | dict(
         feed_forward_proj='gated-gelu', tie_word_embeddings=False)),
+    Case('deepseek_v2', 'deepseek_v2', 'DeepseekV2ForCausalLM', _DEEPSEEK | dict(
+        n_routed_experts=6, n_group=3, topk_group=2, topk_method='group_limited_greedy', routed_scaling_factor=3.0)),
+    Case('deepseek_v2 lite, yarn', 'deepseek_v2', 'DeepseekV2ForCausalLM', _DEEPSEEK | dict(
+        q_lora_rank=None, n_routed_experts=5, attention_bias=True, rope_parameters=_ROPE | dict(
+            rope_type='yarn', original_max_position_embeddings=7, mscale=0.7, mscale_all_dim=0.7)), 'left'),
+    Case('deepseek_v3', 'deepseek_v3', 'DeepseekV3ForCausalLM', _DEEPSEEK | dict(
+        n_routed_experts=8, n_group=4, topk_group=2, num_nextn_predict_layers=0, attention_bias=True), 'left'),
+    Case('deepseek_v3 bare, yarn', 'deepseek_v3', 'DeepseekV3Model', _DEEPSEEK | dict(
+        n_routed_experts=6, n_group=1, topk_group=1, num_nextn_predict_layers=0, norm_topk_prob=False,
+        rope_interleave=False, rope_parameters=_ROPE | dict(
+            rope_type='yarn', original_max_position_embeddings=7, mscale=0.7, mscale_all_dim=1.0))),
+    Case('vit', 'vit', 'ViTForImageClassification', _VIT),
+    Case('vit pooled, wide', 'vit', 'ViTModel', _VIT | dict(image_size=[8, 12], patch_size=[2, 4], qkv_bias=False)),
     Case('bart', 'bart', 'BartForConditionalGeneration', _BART),
     Case('bart bare', 'bart', 'BartModel', _BART | dict(scale_embedding=True)),
     Case('mbart', 'mbart', 'MBartForConditionalGeneration', _BART | dict(scale_embedding=True)),
@@ -103,6 +125,9 @@ CASES = (
 )  # fmt: skip
 
 
+_LEARNED_BUFFERS = ('final_logits_bias', 'e_score_correction_bias')
+
+
 def make_theirs(case: Case, folder: Path):
     """Makes the torch model with every number random, and writes it to the folder."""
     import torch
@@ -115,11 +140,10 @@ def make_theirs(case: Case, folder: Path):
     model.set_attn_implementation('eager')
     if case.name == 't5 v1.1':
         model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
-    learned = dict(model.named_parameters()) | {n: b for n, b in model.named_buffers() if n == 'final_logits_bias'}
+    learned = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    learned |= {name: value for name, value in model.named_buffers() if name.endswith(_LEARNED_BUFFERS)}
     with torch.no_grad():
         for name, value in learned.items():
-            if not value.requires_grad and name != 'final_logits_bias':
-                continue
             around = 1.0 if value.ndim == 1 and 'bias' not in name and case.family != 'gemma2' else 0.0
             spread = 0.2 if value.ndim == 1 else 1.2 * value.shape[-1] ** -0.5
             value.copy_(around + spread * torch.randn_like(value))
@@ -130,6 +154,9 @@ def make_theirs(case: Case, folder: Path):
 def batch(case: Case) -> dict[str, np.ndarray]:
     """Returns the inputs of our model: two rows, the second shorter."""
     rng = np.random.default_rng(0)
+    if case.family == 'vit':
+        height, width = np.broadcast_to(case.fields['image_size'], 2)
+        return dict(images=rng.normal(size=(2, height, width, case.fields['num_channels'])).astype(np.float32))
     tokens, mask = rng.integers(3, V, (2, T)), np.ones((2, T), int)
     if case.padding != 'none':
         mask[1, slice(-3, None) if case.padding == 'right' else slice(3)] = 0
@@ -152,7 +179,10 @@ def run_theirs(case: Case, model, inputs: dict[str, np.ndarray], labels: np.ndar
     """Returns (outputs under our names, gradients by their names, loss)."""
     import torch
 
-    arguments = {_NAMES[name]: torch.tensor(value, dtype=torch.long) for name, value in inputs.items()}
+    if case.family == 'vit':
+        arguments = {'pixel_values': torch.tensor(np.moveaxis(inputs['images'], 3, 1).copy())}
+    else:
+        arguments = {_NAMES[name]: torch.tensor(value, dtype=torch.long) for name, value in inputs.items()}
     if case.padding == 'left' and case.family != 'bloom':
         arguments['position_ids'] = (arguments['attention_mask'].cumsum(1) - 1).clamp(min=0)
     if 'input_ids' in arguments and 'decoder_input_ids' not in arguments:
@@ -162,6 +192,10 @@ def run_theirs(case: Case, model, inputs: dict[str, np.ndarray], labels: np.ndar
     model.zero_grad()
     out = model(**arguments, output_hidden_states=True, output_attentions=True)
     outputs = {ours: getattr(out, theirs) for theirs, ours in _FIELDS.items() if getattr(out, theirs, None) is not None}
+    if case.family == 'vit':
+        # Transformers gives the last one before the final norm.
+        norm = model.vit.layernorm if hasattr(model, 'vit') else model.layernorm
+        outputs['hiddens'] = (*outputs['hiddens'][:-1], norm(outputs['hiddens'][-1]))
     outputs['hidden'] = outputs['hiddens'][-1]
     if labels is None:
         return jax.tree.map(lambda x: x.detach().numpy(), outputs), {}, None
@@ -172,11 +206,39 @@ def run_theirs(case: Case, model, inputs: dict[str, np.ndarray], labels: np.ndar
     loss = (loss * weights).sum() / weights.sum()
     loss.backward()
     gradients = {name: p.grad.numpy().copy() for name, p in model.named_parameters() if p.grad is not None}
-    return jax.tree.map(lambda x: x.detach().numpy(), outputs), gradients, loss.item()
+    return jax.tree.map(lambda x: x.detach().numpy(), outputs), _as_in_files(case, gradients), loss.item()
+
+
+def _as_in_files(case: Case, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns tensors under the names of files, which hold one matrix per expert where the model has them in one."""
+    named = {}
+    mixtral = case.family == 'mixtral'
+    for name, value in tensors.items():
+        if mixtral:
+            name = name.replace('.mlp.', '.block_sparse_moe.')
+        for fused, parts in _FUSED.items():
+            if name.endswith('.experts.' + fused):
+                for e, matrix in enumerate(value):
+                    for part, piece in zip(parts[mixtral], np.split(matrix, len(parts[mixtral])), strict=True):
+                        named[name.replace(fused, f'{e}.{part}.weight')] = piece
+                break
+        else:
+            named[name] = value
+    return named
+
+
+# Of each fused tensor, the names of its parts, and those in Mixtral's files.
+_FUSED = {'gate_up_proj': (('gate_proj', 'up_proj'), ('w1', 'w3')), 'down_proj': (('down_proj',), ('w2',))}
+
+
+def _mask(inputs, length: int) -> np.ndarray:
+    if 'images' in inputs:
+        return np.ones((len(inputs['images']), length), int)
+    return inputs['target_mask'] if 'target_mask' in inputs else inputs['mask']
 
 
 def _weights(inputs, ndim: int) -> np.ndarray:
-    mask = inputs['target_mask'] if 'target_mask' in inputs else inputs['mask']
+    mask = _mask(inputs, 1)
     return mask if ndim == 3 else np.ones(len(mask), int)
 
 
@@ -221,7 +283,7 @@ BAR, RELATIVE_BAR = 2e-5, 1e-4
 def compare(case: Case, theirs: dict, ours, inputs: dict[str, np.ndarray]) -> Difference:
     """Returns the largest differences over real tokens, and the first array past the bar in order of computation."""
     found = Difference()
-    own = inputs['target_mask'] if 'target_mask' in inputs else inputs['mask']
+    own = _mask(inputs, theirs['hidden'].shape[1])
     for stack in ('encoder_', ''):
         mask = inputs['source_mask'] if stack and 'source_mask' in inputs else own
         for layer in range(len(theirs.get(stack + 'hiddens', ()))):
@@ -266,7 +328,8 @@ def gradient_difference(case: Case, model, theirs: dict[str, np.ndarray], ours: 
         if part.name not in theirs:
             continue
         for path, value in zip(part.ours, part.rearrange.read(theirs[part.name], part.shapes), strict=True):
-            norms = [float(np.linalg.norm(np.asarray(g).ravel())) for g in (ours[path], value)]
+            own = np.asarray(ours[path]) if part.expert is None else np.asarray(ours[path])[part.expert]
+            norms = [float(np.linalg.norm(np.asarray(g).ravel())) for g in (own, value)]
             # Gradients which are zero but for rounding, such as those of key biases, are held against the largest.
             worst = max(worst, abs(norms[0] - norms[1]) / max(norms[1], 1e-3 * largest))
     return worst

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from transformer_jax.config import ModelConfig, RopeScaling
 from transformer_jax.errors import choose
+from transformer_jax.subconfigs import LatentConfig, MixtureConfig, PatchConfig
 
 Choices = dict[str, Any]
 
@@ -61,6 +63,10 @@ _LLAMA3_1 = dict(
 )
 # Jiang et al. 2023.
 _MISTRAL_7B = dict(d_ff=14336, num_kv_heads=8, window=4096, layer_pattern=('local',), trained_positions=32768)
+# Jiang et al. 2024.
+_MIXTRAL_8X7B = dict(
+    d_ff=14336, num_kv_heads=8, rope_theta=1000000.0, trained_positions=32768, mixture=MixtureConfig(8, 2)
+)
 # Yang et al. 2024.
 _QWEN2_7B = dict(
     vocab_size=152064, d_model=3584, d_ff=18944, num_layers=28, num_heads=28, num_kv_heads=4, qkv_bias=True,
@@ -79,6 +85,24 @@ _QWEN3_0_6B = dict(d_model=1024, d_ff=3072, num_layers=28, num_heads=16, d_k=128
 _OLMO2_7B = dict(
     vocab_size=100352, norm_position='res_post', qk_norm='full', norm_epsilon=1e-6, rope_theta=500000.0
 )
+# DeepSeek-AI 2024 (V2), section 2 and appendix B, and 2024 (V3), section 4.2.
+_YARN_40 = dict(factor=40.0, original_positions=4096)
+_DEEPSEEK_V2_LITE = dict(
+    vocab_size=102400, d_model=2048, d_ff=10944, num_layers=27, num_heads=16, d_k=192, d_v=128,
+    attention_scale=192**-0.5 * (0.1 * 0.707 * math.log(40) + 1) ** 2, latent=LatentConfig(512, None, 64),
+    mixture=MixtureConfig(64, 6, d_ff=1408, shared_experts=2, normalize=False, dense_layers=1), norm_epsilon=1e-6,
+    rope_layout='interleaved', rope_scaling=RopeScaling('yarn', **_YARN_40, mscale=0.707, mscale_all_dim=0.707),
+    trained_positions=163840,
+)  # fmt: skip
+_DEEPSEEK_V3 = dict(
+    vocab_size=129280, d_model=7168, d_ff=18432, num_layers=61, num_heads=128, d_k=192, d_v=128,
+    attention_scale=192**-0.5 * (0.1 * math.log(40) + 1) ** 2, latent=LatentConfig(512, 1536, 64),
+    mixture=MixtureConfig(
+        256, 8, d_ff=2048, shared_experts=1, affinity='sigmoid', scale=2.5, correction_bias=True, groups=8,
+        groups_per_token=4, group_score='top_two', dense_layers=3,
+    ), norm_epsilon=1e-6, rope_layout='interleaved',
+    rope_scaling=RopeScaling('yarn', **_YARN_40, mscale=1.0, mscale_all_dim=1.0), trained_positions=163840,
+)  # fmt: skip
 # Gemma team 2024.
 _GEMMA2_2B = dict(
     vocab_size=256000, d_model=2304, d_ff=9216, num_layers=26, num_heads=8, num_kv_heads=4, d_k=256,
@@ -125,6 +149,14 @@ _T5_V1_1_SIZES = {
     'xxl': dict(d_model=4096, d_ff=10240, num_layers=24, num_heads=64),
 }
 
+# Dosovitskiy et al. 2021, table 1; as fine-tuned on ImageNet.
+_VIT_B16 = dict(
+    kind='vision', d_model=768, d_ff=3072, num_layers=12, num_heads=12, position='learned', patches=PatchConfig(),
+    norm_epsilon=1e-12, norm_position='pre', ffn='gelu', embedding_scale='none', tie_embeddings='none', head='classes',
+    num_classes=1000, pooling='first', dropout=0.0, **_BIASES, **_NORMAL,
+)  # fmt: skip
+_VIT_L16 = dict(d_model=1024, d_ff=4096, num_layers=24, num_heads=16)
+
 # Lewis et al. 2020.
 _BART_BASE = dict(
     kind='encoder_decoder', vocab_size=50265, d_model=768, d_ff=3072, num_layers=6, num_heads=12, position='learned',
@@ -164,17 +196,22 @@ PRESETS: dict[str, Choices] = {
     'llama3_8b': _LLAMA | _LLAMA3_8B,
     'llama3_1_8b': _LLAMA | _LLAMA3_8B | _LLAMA3_1,
     'mistral_7b': _LLAMA | _MISTRAL_7B,
+    'mixtral_8x7b': _LLAMA | _MIXTRAL_8X7B,
     'qwen2_0_5b': _LLAMA | _QWEN2_7B | _QWEN2_0_5B,
     'qwen2_7b': _LLAMA | _QWEN2_7B,
     'qwen3_0_6b': _LLAMA | _QWEN3_8B | _QWEN3_0_6B,
     'qwen3_8b': _LLAMA | _QWEN3_8B,
     'olmo2_7b': _LLAMA | _OLMO2_7B,
     'gemma2_2b': _LLAMA | _GEMMA2_2B,
+    'deepseek_v2_lite': _LLAMA | _DEEPSEEK_V2_LITE,
+    'deepseek_v3': _LLAMA | _DEEPSEEK_V3,
     'bloom_560m': _BLOOM_560M,
     'bloom_176b': _BLOOM_560M | _BLOOM_176B,
     'gpt_neox_20b': _GPT_NEOX_20B,
     **{f't5_{size}': _T5 | sizes for size, sizes in _T5_SIZES.items()},
     **{f't5_v1_1_{size}': _T5 | _T5_V1_1 | sizes for size, sizes in _T5_V1_1_SIZES.items()},
+    'vit_b16': _VIT_B16,
+    'vit_l16': _VIT_B16 | _VIT_L16,
     'bart_base': _BART_BASE,
     'bart_large': _BART_BASE | _BART_LARGE,
     'mbart_large': _BART_BASE | _MBART_LARGE,

@@ -26,12 +26,16 @@ PUBLISHED = {
     'llama3_8b': ('llama', 8_030_261_248),
     'llama3_1_8b': ('llama', 8_030_261_248),
     'mistral_7b': ('mistral', 7_241_732_096),
+    'mixtral_8x7b': ('mixtral', 46_702_792_704),
     'qwen2_0_5b': ('qwen2', 494_032_768),
     'qwen2_7b': ('qwen2', 7_615_616_512),
     'qwen3_0_6b': ('qwen3', 596_049_920),
     'qwen3_8b': ('qwen3', 8_190_735_360),
     'olmo2_7b': ('olmo2', 7_298_617_344),
     'gemma2_2b': ('gemma2', 2_614_341_888),
+    'deepseek_v2_lite': ('deepseek_v2', 15_706_484_224),
+    # 671B; the correction biases of 58 layers are among them.
+    'deepseek_v3': ('deepseek_v3', 671_026_419_200),
     'bloom_560m': ('bloom', 559_214_592),
     'bloom_176b': ('bloom', 176_247_271_424),
     'gpt_neox_20b': ('gpt_neox', 20_554_567_680),
@@ -45,6 +49,8 @@ PUBLISHED = {
     't5_v1_1_large': ('t5', 783_150_080),
     't5_v1_1_xl': ('t5', 2_849_757_184),
     't5_v1_1_xxl': ('t5', 11_135_332_352),
+    'vit_b16': ('vit', 86_567_656),
+    'vit_l16': ('vit', 304_326_632),
     'bart_base': ('bart', 139_470_681),
     'bart_large': ('bart', 406_341_721),
     'mbart_large': ('mbart', 611_101_867),
@@ -68,7 +74,8 @@ def test_the_config_which_we_write_for_a_preset_has_as_many_parameters_in_transf
     cls = getattr(transformers, fields['architectures'][0])
     with torch.device('meta'):
         model = cls(cls.config_class(**fields | {'pad_token_id': fields.get('pad_token_id', 0)}))
-    biases = sum(buffer.numel() for path, buffer in model.named_buffers() if path == 'final_logits_bias')
+    own = ('final_logits_bias', 'e_score_correction_bias')
+    biases = sum(buffer.numel() for path, buffer in model.named_buffers() if path.endswith(own))
     # Transformers ties T5's output matrix until a file gives it one of its own.
     own_matrix = model.lm_head.weight.numel() if name.startswith('t5_v1_1') else 0
     learned = sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -41,6 +41,14 @@ _T5 = dict(
     relative_attention_num_buckets=32, task_specific_params={'summarization': {}}, vocab_size=32128,
 )  # fmt: skip
 
+_DEEPSEEK = dict(
+    attention_bias=False, attention_dropout=0.0, aux_loss_alpha=0.001, ep_size=1, hidden_act='silu',
+    initializer_range=0.02, kv_lora_rank=512, max_position_embeddings=163840, moe_layer_freq=1, pretraining_tp=1,
+    qk_nope_head_dim=128, qk_rope_head_dim=64, rms_norm_eps=1e-6, rope_theta=10000, seq_aux=True,
+    tie_word_embeddings=False, torch_dtype='bfloat16', transformers_version='4.33.1', use_cache=True, v_head_dim=128,
+)  # fmt: skip
+_YARN = dict(type='yarn', factor=40, original_max_position_embeddings=4096, beta_fast=32, beta_slow=1)
+
 RELEASED = {
     'bert_base': _BERT,
     'roberta_base': _BERT | dict(
@@ -72,6 +80,11 @@ RELEASED = {
     'mistral_7b': _LLAMA | dict(
         architectures=['MistralForCausalLM'], intermediate_size=14336, max_position_embeddings=32768,
         model_type='mistral', num_key_value_heads=8, rope_theta=10000.0, sliding_window=4096, torch_dtype='bfloat16'),
+    'mixtral_8x7b': _LLAMA | dict(
+        architectures=['MixtralForCausalLM'], attention_dropout=0.0, intermediate_size=14336,
+        max_position_embeddings=32768, model_type='mixtral', num_experts_per_tok=2, num_key_value_heads=8,
+        num_local_experts=8, output_router_logits=False, rope_theta=1000000.0, router_aux_loss_coef=0.02,
+        sliding_window=None, torch_dtype='bfloat16'),
     'qwen2_7b': _LLAMA | dict(
         architectures=['Qwen2ForCausalLM'], attention_dropout=0.0, hidden_size=3584, intermediate_size=18944,
         max_position_embeddings=131072, max_window_layers=28, model_type='qwen2', num_attention_heads=28,
@@ -105,6 +118,26 @@ RELEASED = {
         intermediate_size=24576, layer_norm_eps=1e-5, max_position_embeddings=2048, model_type='gpt_neox',
         num_attention_heads=64, num_hidden_layers=44, rotary_emb_base=10000, rotary_pct=0.25,
         tie_word_embeddings=False, torch_dtype='float16', use_cache=True, vocab_size=50432),
+    'deepseek_v2_lite': _DEEPSEEK | dict(
+        architectures=['DeepseekV2ForCausalLM'], auto_map={'AutoConfig': 'configuration_deepseek.DeepseekV2Config'},
+        bos_token_id=100000, eos_token_id=100001, first_k_dense_replace=1, hidden_size=2048, intermediate_size=10944,
+        model_type='deepseek_v2', moe_intermediate_size=1408, n_group=1, n_routed_experts=64, n_shared_experts=2,
+        norm_topk_prob=False, num_attention_heads=16, num_experts_per_tok=6, num_hidden_layers=27,
+        num_key_value_heads=16, q_lora_rank=None, rope_scaling=_YARN | dict(mscale=0.707, mscale_all_dim=0.707),
+        routed_scaling_factor=1.0, scoring_func='softmax', topk_group=1, topk_method='greedy', vocab_size=102400),
+    # Without its quantization_config: stored in bf16.
+    'deepseek_v3': _DEEPSEEK | dict(
+        architectures=['DeepseekV3ForCausalLM'], bos_token_id=0, eos_token_id=1, first_k_dense_replace=3,
+        hidden_size=7168, intermediate_size=18432, model_type='deepseek_v3', moe_intermediate_size=2048, n_group=8,
+        n_routed_experts=256, n_shared_experts=1, norm_topk_prob=True, num_attention_heads=128, num_experts_per_tok=8,
+        num_hidden_layers=61, num_key_value_heads=128, num_nextn_predict_layers=1, q_lora_rank=1536,
+        rope_scaling=_YARN | dict(mscale=1.0, mscale_all_dim=1.0), routed_scaling_factor=2.5, scoring_func='sigmoid',
+        topk_group=4, topk_method='noaux_tc', vocab_size=129280),
+    'vit_b16': dict(
+        architectures=['ViTForImageClassification'], attention_probs_dropout_prob=0.0, hidden_act='gelu',
+        hidden_dropout_prob=0.0, hidden_size=768, id2label={str(i): f'LABEL_{i}' for i in range(1000)}, image_size=224,
+        initializer_range=0.02, intermediate_size=3072, label2id={}, layer_norm_eps=1e-12, model_type='vit',
+        num_attention_heads=12, num_channels=3, num_hidden_layers=12, patch_size=16, qkv_bias=True),
     't5_small': _T5,
     't5_v1_1_base': _T5 | dict(
         d_model=768, feed_forward_proj='gated-gelu', num_decoder_layers=12, num_heads=12, num_layers=12,

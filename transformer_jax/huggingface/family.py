@@ -52,7 +52,7 @@ class Weight(NamedTuple):
     """One row of a weight table; it applies where our model has the parameters it names.
 
     Attributes:
-      theirs: name of their tensor, '{i}' the number of the layer.
+      theirs: name of their tensor, '{i}' the number of the layer, '{e}' that of the expert.
       ours: path of our parameter, or several, separated by spaces, which one tensor of theirs holds.
       axes: how one becomes the other, see `Rearrange`.
       given, unless: beginnings of paths of ours; the row applies only where some, or where no parameter has it.
@@ -164,7 +164,7 @@ def read_config(family: Family, fields: Fields, names: frozenset[str], where: st
     architecture = _architecture(family, fields, where)
     choices, said = dict(family.choices) | family.architectures[architecture], {}
     for name, supported in (FIXED | family.fixed).items():
-        if fields.get(name) not in (supported, None):
+        if name not in family.ignored and fields.get(name) not in (supported, None):
             raise UserError(f'{where}: {name} = {fields[name]!r} is not supported; only {supported!r} is')
     for row in family.fields:
         value = fields.get(row.theirs)
@@ -201,6 +201,8 @@ def write_config(family: Family, config: ModelConfig) -> Fields:
     Raises:
       UserError: for a choice which the family cannot say.
     """
+    if config.kind != family.choices['kind']:
+        raise UserError(f"{family.model_type} cannot say kind = '{config.kind}'")
     fields: Fields = dict(family.fixed) | {'model_type': family.model_type}
     for name, choices in family.architectures.items():
         if all(getattr(config, ours) == value for ours, value in choices.items()):
@@ -249,6 +251,12 @@ def _same_by_default(name: str, one: ModelConfig, other: ModelConfig) -> bool:
         return getattr(one, derived[name]) == getattr(other, derived[name])
     if name == 'num_decoder_layers':
         return one.depth('decoder') == other.depth('decoder')
+    if name == 'mixture' and one.mixture is not None and other.mixture is not None:
+        functions = [
+            dataclasses.replace(c.mixture, d_ff=c.mixture.d_ff or c.d_ff, balance_loss=0.0, z_loss=0.0)
+            for c in (one, other)
+        ]
+        return functions[0] == functions[1]
     if name == 'layer_pattern':
         patterns = [[c.layer_pattern[i % len(c.layer_pattern)] for i in range(c.num_layers)] for c in (one, other)]
         return patterns[0] == patterns[1]

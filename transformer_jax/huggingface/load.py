@@ -190,12 +190,11 @@ def _read(config: ModelConfig, plan: list[Part], source: dict[str, str], tensors
             not_numbers.append(source[part.name])
         for path, ours in zip(part.ours, part.rearrange.read(tensor, part.shapes), strict=True):
             slot = place[path]
-            if slot.row is None:
-                buffers[slot.leaf] = np.array(ours, dtype)
-                continue
+            layers = () if slot.row is None else (lengths[slot.leaf],)
+            experts = () if part.expert is None else (config.mixture.num_experts,)
             if slot.leaf not in buffers:
-                buffers[slot.leaf] = np.empty((lengths[slot.leaf], *ours.shape), dtype)
-            buffers[slot.leaf][slot.row] = ours
+                buffers[slot.leaf] = np.empty((*layers, *experts, *ours.shape), dtype)
+            buffers[slot.leaf][tuple(i for i in (slot.row, part.expert) if i is not None)] = ours
     flush()
     if not_numbers:
         warnings.warn(f'tensors with NaN: {", ".join(not_numbers)}', stacklevel=3)

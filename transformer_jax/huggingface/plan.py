@@ -29,6 +29,7 @@ class Part:
       ours: canonical paths of the parameters in it; shapes: theirs.
       rearrange: how one becomes the other.
       row: number of its row of the table.
+      expert: the row of the parameters which it holds, where they hold a matrix per expert; None: all of them.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Part:
     shapes: tuple[tuple[int, ...], ...]
     rearrange: Rearrange
     row: int
+    expert: int | None = None
 
 
 def flatten(tree: Any) -> dict[str, Any]:
@@ -65,10 +67,16 @@ def make_plan(family: Family, config: ModelConfig) -> list[Part]:
             ours = tuple(path.replace('{i}', str(i)) for path in row.ours.split())
             if not all(path in shapes for path in ours):
                 continue
-            own = tuple(shapes[path] for path in ours)
             name = row.theirs.replace('{i}', str(i))
-            parts.append(Part(name, rearrange.theirs_shape(own), ours, own, rearrange, number))
-    held = [path for part in parts for path in part.ours]
+            if '{e}' not in name:
+                own = tuple(shapes[path] for path in ours)
+                parts.append(Part(name, rearrange.theirs_shape(own), ours, own, rearrange, number))
+                continue
+            own = tuple(shapes[path][1:] for path in ours)
+            for e in range(config.mixture.num_experts):
+                expert = name.replace('{e}', str(e))
+                parts.append(Part(expert, rearrange.theirs_shape(own), ours, own, rearrange, number, e))
+    held = [path for part in parts if part.expert in (None, 0) for path in part.ours]
     names = [part.name for part in parts]
     if sorted(held) != sorted(shapes) or len(set(names)) != len(names):
         twice = sorted({path for path in held if held.count(path) > 1} | {n for n in names if names.count(n) > 1})

@@ -93,7 +93,8 @@ def _check(config: ModelConfig, leaves: dict[str, Any]):
 
 def _tensors(family: Family, config: ModelConfig, plan: list[Part], leaves: dict) -> Iterator[tuple[str, np.ndarray]]:
     for part in plan:
-        tensor = part.rearrange.write([np.asarray(leaves[path]) for path in part.ours])
+        ours = [np.asarray(leaves[path]) for path in part.ours]
+        tensor = part.rearrange.write(ours if part.expert is None else [matrices[part.expert] for matrices in ours])
         yield bare_name(family, config, part.name), tensor
     for name, tensor in family.write_tensors(config).items():
         yield bare_name(family, config, name), tensor.astype(jnp.dtype(config.param_dtype))

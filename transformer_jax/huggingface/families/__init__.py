@@ -4,14 +4,17 @@ from transformer_jax.huggingface.families import (
     bart,
     bert,
     bloom,
+    deepseek,
     gemma2,
     gpt2,
     gpt_neox,
     llama,
+    mixtral,
     modernbert,
     olmo2,
     roberta,
     t5,
+    vit,
 )
 
 FAMILIES = {
@@ -25,6 +28,7 @@ FAMILIES = {
         gpt2.GPT2,
         llama.LLAMA,
         llama.MISTRAL,
+        mixtral.MIXTRAL,
         llama.QWEN2,
         llama.QWEN3,
         gemma2.GEMMA2,
@@ -34,5 +38,8 @@ FAMILIES = {
         bert.BERT,
         roberta.ROBERTA,
         modernbert.MODERNBERT,
+        deepseek.DEEPSEEK_V2,
+        deepseek.DEEPSEEK_V3,
+        vit.VIT,
     )
 }
