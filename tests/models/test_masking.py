@@ -107,17 +107,17 @@ def test_packed_segments_equal_each_alone(position, kind):
         np.testing.assert_allclose(np.asarray(packed)[b, where], expected, atol=1e-5 * np.abs(expected).max())
 
 
-def influence(config, arguments, table, tokens):
-    """|d logits at place i / d embedding of token j|, for tokens which occur once each."""
+def influence(config, arguments, **tokens):
+    """|d logits at place i / d embedding of token j| for tokens, by table, which occur once each."""
     model, params = model_and_params(config)
     weight = jnp.asarray(np.random.default_rng(3).normal(size=config.vocab_size))
 
-    def read(embedding):
-        changed = params | {table: {'embedding': embedding}}
+    def read(tables):
+        changed = params | {name: {'embedding': table} for name, table in tables.items()}
         return model.apply({'params': changed}, **arguments).logits[0] @ weight
 
-    jacobian = jax.jit(jax.jacrev(read))(params[table]['embedding'])
-    return np.abs(np.asarray(jacobian))[:, tokens].sum(-1)
+    jacobians = jax.jit(jax.jacrev(read))({name: params[name]['embedding'] for name in tokens})
+    return [np.abs(np.asarray(jacobians[name]))[:, tokens[name]].sum(-1) for name in tokens]
 
 
 ONCE = np.array([[3, 9, 1, 14, 6, 20]], np.int32)
@@ -138,7 +138,7 @@ def test_a_decoder_sees_exactly_what_came_before_by_gradient(name):
             dict(prefix=np.array([3])), oracles.triangle(6, prefix=3),
         ),
     }[name]  # fmt: skip
-    found = influence(config, dict(tokens=ONCE) | arguments, 'embedding', ONCE[0])
+    [found] = influence(config, dict(tokens=ONCE) | arguments, embedding=ONCE[0])
     assert (found[~expected] == 0).all()
     assert (found[expected] > 1e-5).all()
 
@@ -146,10 +146,9 @@ def test_a_decoder_sees_exactly_what_came_before_by_gradient(name):
 def test_a_translation_sees_its_whole_source_and_its_own_past_by_gradient():
     config = tiny(tie_embeddings='none', layer_stack='scan')
     arguments = dict(source_tokens=SOURCES_ONCE, target_tokens=ONCE, source_mask=np.array([[1, 1, 1, 1, 0]]))
-    found = influence(config, arguments, 'target_embedding', ONCE[0])
-    assert (found[~oracles.triangle(6)] == 0).all() and (found[oracles.triangle(6)] > 1e-5).all()
-    found = influence(config, arguments, 'source_embedding', SOURCES_ONCE[0])
-    assert (found[:, 4] == 0).all() and (found[:, :4] > 1e-5).all()
+    target, source = influence(config, arguments, target_embedding=ONCE[0], source_embedding=SOURCES_ONCE[0])
+    assert (target[~oracles.triangle(6)] == 0).all() and (target[oracles.triangle(6)] > 1e-5).all()
+    assert (source[:, 4] == 0).all() and (source[:, :4] > 1e-5).all()
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
