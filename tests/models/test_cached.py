@@ -12,6 +12,8 @@ from transformer_jax.config import NORM_POSITIONS, RopeScaling
 from transformer_jax.decoding.cache_api import for_decoding, gather_beams, init_cache, prefill, step
 from transformer_jax.errors import UserError
 
+pytestmark = pytest.mark.usefixtures('quick_compilation')
+
 WIDTH, CAPACITY = 6, 8
 # Prompts of four slots padded on the right, on the left and not at all; then two more words for each.
 MASK = np.array([[1, 1, 0, 0, 1, 1], [0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])

@@ -11,6 +11,8 @@ from tiny_models import model_and_params, some_tokens, tiny
 
 from transformer_jax.config import POSITIONS
 
+pytestmark = pytest.mark.usefixtures('quick_compilation')
+
 LENGTH, WIDTH = 4, 6
 SENTENCES = some_tokens(3, LENGTH)
 OTHERS = some_tokens(3, LENGTH, seed=1)

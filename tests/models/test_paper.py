@@ -7,6 +7,8 @@ from tiny_models import by_name, model_and_params, some_tokens, tiny
 
 from transformer_jax.config import FFNS
 
+pytestmark = pytest.mark.usefixtures('quick_compilation')
+
 SOURCE, TARGET = some_tokens(3, 6), some_tokens(3, 6, seed=1)
 
 ENCODER_DECODERS = {

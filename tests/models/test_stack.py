@@ -59,6 +59,7 @@ class Once(nn.Module):
         return y
 
 
+@pytest.mark.usefixtures('quick_compilation')
 @pytest.mark.parametrize('layer_stack', ['scan', 'unrolled'])
 def test_a_stack_is_a_loop_over_its_blocks_with_dropout_on(layer_stack):
     """Values and gradients; each layer's key is split off or folded in by its name, so no two are alike."""
@@ -89,10 +90,11 @@ def test_a_stack_is_a_loop_over_its_blocks_with_dropout_on(layer_stack):
     assert 'scan' not in str(jax.make_jaxpr(loop)(params, x))
 
 
+@pytest.mark.usefixtures('quick_compilation')
 @pytest.mark.parametrize('choices', [
     # One period is scanned, one layer is left over.
     dict(kind='decoder', num_layers=3, layer_pattern=('local', 'global'), window=2, position='rope'),
-    dict(num_layers=1, num_decoder_layers=2, position='relative', norm_position='deepnorm'),
+    dict(num_layers=1, position='relative', norm_position='deepnorm'),
 ])  # fmt: skip
 def test_scanned_equals_unrolled_in_values_and_gradients(choices):
     results = []
@@ -174,6 +176,7 @@ def test_two_layers_and_two_keys_get_different_masks(layer_stack):
     np.testing.assert_array_equal(again, first)
 
 
+@pytest.mark.usefixtures('quick_compilation')
 def test_masks_of_the_backward_pass_are_those_of_the_forward_pass():
     """The gradient by the bias of layer l is the sum of its forward mask times the weights of the loss."""
     model, params = visible_dropout(layer_stack='scan', remat='full')
