@@ -18,7 +18,7 @@ TARGET = Path(__file__).parents[1] / 'docs' / 'families.md'
 _SIZES = frozenset(
     """kind vocab_size d_model d_ff num_layers num_decoder_layers num_heads num_kv_heads d_k d_v dropout
     attention_dropout ffn_dropout initializer initializer_stddev dtype param_dtype layer_stack remat
-    attention_backend decode max_positions trained_positions num_classes norm_epsilon window rope_theta
+    attention_backend cache_dtype decode max_positions trained_positions num_classes norm_epsilon window rope_theta
     rope_local_theta relative_buckets relative_max_distance""".split()
 )
 

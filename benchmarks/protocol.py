@@ -139,6 +139,26 @@ def race(workers: Sequence[Worker], rounds: int, steps: int, quiet_share: float 
     }
 
 
+def hold(module: str, peers: Sequence[str], options: Sequence[str], rounds: int, steps: int) -> tuple[dict, dict]:
+    """Starts a worker for each peer, lets them race, and ends them; returns `race`'s result and the facts by peer."""
+    workers = [Worker(module, peer, options) for peer in peers]
+    try:
+        facts = {worker.name: worker.wait_until_ready() for worker in workers}
+        result = race(workers, rounds, steps)
+    finally:
+        for worker in workers:
+            worker.close()
+    return result, facts
+
+
+def note(result: dict) -> str:
+    """Returns in words how many rounds of a race counted."""
+    text = f'{result["clean_rounds"]} of {result["rounds"]} rounds clean'
+    if len(next(iter(result['workers'].values()))['seconds']) != result['clean_rounds']:
+        text += '; TOO FEW, so all rounds are counted: run again on a quieter machine'
+    return text
+
+
 def machine() -> dict:
     """Returns the machine's name, cores, vector instructions and memory, as Linux states them."""
     fields = {}

@@ -56,6 +56,9 @@ def work(arguments: argparse.Namespace) -> None:
     # Each contestant imports only its own framework.
     if name == 'ours':
         from benchmarks.ours import make_step
+        from transformer_jax.training.host_cpu import tune_host_cpu
+
+        tune_host_cpu()  # as the programs of experiments/ do
 
         run_step, facts = make_step(precision, dropout, shapes, arguments.layer_stack)
     else:
@@ -76,13 +79,8 @@ def referee(arguments: argparse.Namespace) -> None:
         options = [f'--group={group}', f'--layers={arguments.layers}', f'--warm-up={arguments.warm_up}']
         options.append(f'--layer-stack={arguments.layer_stack}')
         options += ['--compile-torch'] if arguments.compile_torch else []
-        workers = [protocol.Worker('benchmarks.training', name, options) for name in arguments.peers]
-        try:
-            facts = {worker.name: worker.wait_until_ready() for worker in workers}
-            result = protocol.race(workers, arguments.rounds, arguments.steps)
-        finally:
-            for worker in workers:
-                worker.close()
+        race = 'benchmarks.training', arguments.peers, options, arguments.rounds, arguments.steps
+        result, facts = protocol.hold(*race)
         results[group] = result | {'facts': facts}
         print(format_table(group, result, facts, shapes.tokens_per_step), flush=True)
     versions = {name: fact['versions'] for name, fact in facts.items()}
@@ -94,10 +92,7 @@ def referee(arguments: argparse.Namespace) -> None:
 def format_table(group: str, result: dict, facts: dict, tokens_per_step: int) -> str:
     """Returns tokens/s by medians, and ours over each other contestant as the median of the rounds' own ratios."""
     rows = result['workers']
-    note = f'{result["clean_rounds"]} of {result["rounds"]} rounds clean'
-    if len(next(iter(rows.values()))['seconds']) != result['clean_rounds']:
-        note += '; TOO FEW, so all rounds are counted: run again on a quieter machine'
-    lines = [f'\n{group} ({note})', '| contestant | parameters | s/step | tokens/s | ours / it |']
+    lines = [f'\n{group} ({protocol.note(result)})', '| contestant | parameters | s/step | tokens/s | ours / it |']
     lines.append('|---' * 5 + '|')
     for name, row in rows.items():
         seconds = statistics.median(row['seconds'])

@@ -1,1 +1,1 @@
-"""Programs: python -m experiments.{train, evaluate, generate}; everything they do is in transformer_jax."""
+"""Programs: python -m experiments.NAME; everything they do is in transformer_jax."""

@@ -18,12 +18,17 @@ from ml_collections import config_dict, config_flags
 
 from transformer_jax.errors import UserError, suggest
 from transformer_jax.training.config import Experiment
+from transformer_jax.training.host_cpu import tune_host_cpu
 
 DEFAULT_CONFIG = str(Path(__file__).parent / 'configs' / 'default.py')
 
 # ml_collections parses a value by its field's type, of which None is none.
+_OVERRIDE = re.compile(r'--?(?:no)?config\.([^=]+)')
 _NONE = re.compile(r'--?config\.([^=]+)=None$')
 _nones: list[str] = []
+
+# Dotted paths of the fields which the command line overrides.
+overridden: list[str] = []
 
 flags.DEFINE_bool('debug', False, 'show the traceback of an error instead of one line')
 
@@ -55,12 +60,19 @@ def _group(values: Any) -> config_dict.ConfigDict:
     return config
 
 
-def define_config() -> None:
+def need_workdir() -> None:
+    """Refuses to go on without the flag of a trained run's directory."""
+    if flags.FLAGS.workdir is None:
+        raise UserError('--workdir is missing; give the run directory of python -m experiments.train')
+
+
+def define_config(default: str = DEFAULT_CONFIG) -> None:
     """Defines --config=file.py and --config.group.field=value."""
     _check_overrides(sys.argv[1:], Experiment().to_dict())
+    overridden[:] = [match[1] for match in map(_OVERRIDE.match, sys.argv[1:]) if match]
     _nones[:] = [argument for argument in sys.argv[1:] if _NONE.match(argument)]
     sys.argv[1:] = [argument for argument in sys.argv[1:] if not _NONE.match(argument)]
-    config_flags.DEFINE_config_file('config', DEFAULT_CONFIG, 'experiment, a file whose get_config() returns it')
+    config_flags.DEFINE_config_file('config', default, 'experiment, a file whose get_config() returns it')
 
 
 def experiment() -> Experiment:
@@ -84,7 +96,7 @@ def experiment() -> Experiment:
 def _check_overrides(arguments: list[str], known: dict[str, Any]) -> None:
     """Refuses an override of a field which does not exist, with the nearest name which does."""
     for argument in arguments:
-        match = re.match(r'--?(?:no)?config\.([^=]+)', argument)
+        match = _OVERRIDE.match(argument)
         group = known
         names = match[1].split('.') if match else []
         for depth, name in enumerate(names):
@@ -97,6 +109,7 @@ def _check_overrides(arguments: list[str], known: dict[str, Any]) -> None:
 def run(main: Callable[[], int | None], define: Callable[[], None] = lambda: None) -> None:
     """Parses the command line and runs `main`; a mistake of the user becomes one line and exit status 1."""
     app.define_help_flags()
+    tune_host_cpu()
     try:
         define()
         left = flags.FLAGS(sys.argv)[1:]

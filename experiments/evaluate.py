@@ -27,8 +27,7 @@ flags.DEFINE_string('output', None, 'file for the translations, one a line')
 def main() -> int:
     """Prints what the objective reports, and of translations sacreBLEU and chrF with their signatures."""
     options = flags.FLAGS
-    if options.workdir is None:
-        raise UserError('--workdir is missing; give the run directory of python -m experiments.train')
+    common.need_workdir()
     screen = Screen()
     common.show_logs(screen.message)
     run = load_run(options.workdir, options.step)

@@ -53,15 +53,15 @@ class Screen:
 class TrainingScreen(Screen):
     """The live line of a training run."""
 
-    def __init__(self, steps: int, stream: TextIO = sys.stdout):
+    def __init__(self, steps: int, unit: str = 'target tokens', stream: TextIO = sys.stdout):
         super().__init__(stream)
-        self._steps = steps
+        self._steps, self._unit = steps, unit
 
     def report(self, step: int, values: dict[str, float]) -> None:
-        """Shows step, loss, rate, target tokens/s, padding share, model FLOP/s and time left."""
+        """Shows step, loss, rate, speed in what the loss counts, padding share, model FLOP/s and time left."""
         self.live(
             f'step {step}/{self._steps}  loss {values["loss"]:.3f}  rate {values["rate"]:.2e}  '
-            f'{quantity(values["tokens_per_second"])} target tokens/s  padding {values["padding_share"]:.0%}  '
+            f'{quantity(values["tokens_per_second"])} {self._unit}/s  padding {values["padding_share"]:.0%}  '
             f'{quantity(values["flops_per_second"])}FLOP/s  '
             f'left {duration((self._steps - step) * values["seconds_per_step"])}'
         )

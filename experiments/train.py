@@ -1,6 +1,7 @@
 """Trains a model and judges it: python -m experiments.train [--config=FILE] [--config.GROUP.FIELD=VALUE].
 
-The same command after an interruption goes on from the newest checkpoint in the workdir.
+The same command after an interruption goes on from the newest checkpoint in the workdir. On TPU pods, SLURM and GKE the
+processes find each other; elsewhere --coordinator, --process_id and --process_count say who they are (docs/pods.md).
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ if not __package__:  # run as a file: the project's directory, not experiments/,
 
 from absl import flags
 
-from experiments import common
+from experiments import common, processes
 from experiments.screen import TrainingScreen, duration
+from transformer_jax.data.config import FORMS
 from transformer_jax.training.loop import train
 
 flags.DEFINE_string('workdir', None, 'run directory (default: runs/<name of the config>)')
@@ -24,7 +26,7 @@ def main() -> int:
     """Runs the experiment of the flags and prints scores and sample translations."""
     experiment = common.experiment()
     workdir = flags.FLAGS.workdir or f'runs/{experiment.name}'
-    screen = TrainingScreen(experiment.training.steps)
+    screen = TrainingScreen(experiment.training.steps, FORMS[experiment.data.objective].unit, processes.join())
     common.show_logs(screen.message)
     screen.message(f'run directory: {Path(workdir).absolute()}')
     result = train(experiment, workdir, screen.report)

@@ -12,7 +12,8 @@ ROOT = Path(transformer_jax.__file__).parent
 # A room may import only rooms of its own floor or below; those on the ground know no model.
 FLOORS = [
     {'errors'}, {'decode_config', 'subconfigs'}, {'config', 'data', 'sharding', 'checkpoints'}, {'presets', 'ops'},
-    {'layers'}, {'models'}, {'training', 'decoding', 'huggingface', 'analysis'},
+    {'layers'}, {'models'}, {'training', 'decoding', 'huggingface', 'analysis', 'quantization'},
+    {'sweeps'},
 ]  # fmt: skip
 GROUND = {'data', 'sharding', 'checkpoints'}
 ONE_SITE = {
@@ -81,6 +82,13 @@ def test_a_floor_imports_only_floors_below_it():
             assert other == own or other in ('errors', 'config', 'decode_config'), (path, module)
         elif own != other:
             assert height[other] <= height[own], (path, module)
+
+
+def test_type_checkers_see_the_names_which_are_imported_when_first_used():
+    tree = ast.parse((ROOT / '__init__.py').read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.asname: node.module for node in block.body for alias in node.names}
+    assert seen == transformer_jax._FACE
 
 
 def test_each_heavy_library_has_one_room():

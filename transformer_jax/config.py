@@ -24,7 +24,7 @@ LAYER_STACKS = ('scan', 'unrolled')
 REMATS = ('none', 'full', 'dots', 'offload')
 DTYPES = ('float32', 'bfloat16')
 LAYER_KINDS = ('global', 'local')
-BACKENDS = ('auto', 'reference', 'blockwise')
+BACKENDS = ('auto', 'splash', 'cudnn', 'blockwise', 'reference')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,8 @@ class ModelConfig:
     Attributes:
       kind: 'encoder_decoder', 'encoder', 'decoder' or 'vision', an encoder of images.
       patches: how a vision encoder cuts images up.
-      vocab_size: V, true vocabulary size.
+      vocab_size: V, true vocabulary size; vocab_multiple: the tables of words have V rounded up to a multiple of it, so
+        that they divide over devices; the rows past V are no words, and their logits are -inf.
       d_model, d_ff: D and F, widths of the model and of the feed-forward layer.
       num_layers: L, layers of the (first) stack; num_decoder_layers: of the decoder of an encoder-decoder (None: L).
       num_heads, num_kv_heads: N and K (None: N; 1: multi-query; between: grouped-query).
@@ -76,13 +77,15 @@ class ModelConfig:
       dtype: of products' operands, 'float32' or 'bfloat16' (sums, softmax, norms and logits are fp32); param_dtype.
       layer_stack: 'scan' (parameters on a leading L axis) or 'unrolled'; remat: what the backward pass recomputes,
         'none', 'full', 'dots' (all but products) or 'offload' (products kept in host memory).
-      attention_backend: 'auto', 'reference' or 'blockwise' (O(T) memory).
+      attention_backend: 'auto', 'reference', 'blockwise' (O(T) memory), 'splash' (TPU) or 'cudnn' (NVIDIA GPU).
+      cache_dtype: of cached keys and values, 'compute' (that of the products) or 'int8' (see `quantization`).
       decode: defaults of `generate`.
     """
 
     kind: str = 'encoder_decoder'
     patches: PatchConfig | None = None
     vocab_size: int = 37000
+    vocab_multiple: int = 1
     d_model: int = 512
     d_ff: int = 2048
     num_layers: int = 6
@@ -142,6 +145,7 @@ class ModelConfig:
     layer_stack: str = 'scan'
     remat: str = 'none'
     attention_backend: str = 'auto'
+    cache_dtype: str = 'compute'
     decode: DecodeConfig | None = None
 
     def __post_init__(self):
@@ -157,6 +161,11 @@ class ModelConfig:
     def kv_heads(self) -> int:
         """K, the number of key/value heads."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def vocab_rows(self) -> int:
+        """Rows of the tables of words: V rounded up to a multiple of `vocab_multiple`."""
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
     @property
     def key_dim(self) -> int:
@@ -250,6 +259,7 @@ _CHOICES = {
     'dtype': DTYPES,
     'param_dtype': DTYPES,
     'attention_backend': BACKENDS,
+    'cache_dtype': ('compute', 'int8'),
     'qk_norm': ('none', 'head', 'full'),
     'rope_layout': ('half', 'interleaved'),
     'embedding_scale': ('sqrt_d_model', 'none'),
@@ -265,8 +275,9 @@ def _check_names(fields: Mapping[str, Any], cls: type, where: str):
 
 
 def _check_sizes(config: ModelConfig):
-    for name in ('vocab_size', 'd_model', 'd_ff', 'num_layers', 'num_decoder_layers', 'num_heads', 'num_kv_heads',
-                 'd_k', 'd_v', 'window', 'max_positions', 'trained_positions', 'num_classes'):  # fmt: skip
+    for name in ('vocab_size', 'vocab_multiple', 'd_model', 'd_ff', 'num_layers', 'num_decoder_layers', 'num_heads',
+                 'num_kv_heads', 'd_k', 'd_v', 'window', 'max_positions', 'trained_positions',
+                 'num_classes'):  # fmt: skip
         value = getattr(config, name)
         if value is not None and (not isinstance(value, int) or value < 1):
             raise UserError(f'model.{name} = {value!r}; it must be a whole number of at least 1')
@@ -327,6 +338,7 @@ def _check_latent(config: ModelConfig):
         ('model.qk_norm', config.qk_norm != 'none'),
         ("'local' layers", 'local' in config.layer_pattern),
         ("model.norm_position = 'deepnorm'", config.norm_position == 'deepnorm'),
+        ("model.cache_dtype = 'int8'", config.cache_dtype == 'int8'),
     ):
         if wrong:
             raise UserError(f'model.latent does not go with {name}')

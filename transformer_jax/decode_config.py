@@ -120,7 +120,9 @@ class DecodeConfig:
         _require(0 < self.top_p <= 1, self, 'top_p', 'above 0 and at most 1 (1 is off)')
         _require(0 <= self.min_p <= 1, self, 'min_p', 'between 0 and 1 (0 is off)')
         _require(self.repetition_penalty > 0, self, 'repetition_penalty', 'above 0 (1 is off)')
-        _require(self.temperatures and min(self.temperatures) >= 0, self, 'temperature', 'at least 0 (0 is argmax)')
+        _require(
+            bool(self.temperatures) and min(self.temperatures) >= 0, self, 'temperature', 'at least 0 (0 is argmax)'
+        )
 
     def _check_ids(self):
         for where, token in self.token_ids():

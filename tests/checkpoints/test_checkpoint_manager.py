@@ -200,11 +200,28 @@ def test_a_step_saved_twice_is_written_once_and_an_earlier_run_s_is_replaced(tmp
         assert not manager.save(5, {'w': jnp.zeros(3)}, {})
         manager.save(9, {'w': jnp.zeros(3)}, {})
     with CheckpointManager(tmp_path, keep=1) as manager:
-        assert manager.save(5, {'w': jnp.ones(3)}, {})
+        assert manager.save(9, {'w': jnp.ones(3)}, {})
         manager.wait()
         abstract = {'w': jax.ShapeDtypeStruct((3,), jnp.float32)}
-        np.testing.assert_array_equal(manager.restore(abstract, step=5).state['w'], np.ones(3))
-        assert manager.steps() == [5, 9]
+        np.testing.assert_array_equal(manager.restore(abstract, step=9).state['w'], np.ones(3))
+        assert manager.steps() == [9]
+
+
+def test_training_on_from_an_earlier_step_is_refused_while_newer_ones_would_be_taken_instead(tmp_path):
+    abstract = {'w': jax.ShapeDtypeStruct((3,), jnp.float32)}
+    with CheckpointManager(tmp_path) as manager:
+        for step in (2, 4, 6):
+            manager.save(step, {'w': jnp.full(3, step, jnp.float32)}, {})
+    with CheckpointManager(tmp_path) as manager:
+        state = manager.restore(abstract, step=2).state
+        with pytest.raises(UserError, match='checkpoint 3 would be older than 6 in .*; .* move 4, 6 away'):
+            manager.save(3, state, {})
+        assert manager.steps() == [2, 4, 6]
+        for step in (4, 6):
+            (tmp_path / str(step)).rename(tmp_path / f'aside_{step}')
+        manager.save(3, state, {})
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.restore(abstract).step == 3
 
 
 def test_what_a_user_does_wrong_is_said_in_one_line(tmp_path):

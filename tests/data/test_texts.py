@@ -76,5 +76,5 @@ def test_a_cut_archive_and_an_exchange_of_sides_are_refused(tmp_path):
     (tmp_path / 'a.gz').write_bytes(gzip.compress(TEXT.encode())[:-9])
     with pytest.raises(UserError, match='no intact .gz'):
         sources.open_source(f'text:{tmp_path / "a.gz"}')
-    with pytest.raises(UserError, match="'moby_dick' has one text each"):
+    with pytest.raises(UserError, match="'moby_dick' has no two sides"):
         sources.open_source('moby_dick', direction='reverse')

@@ -103,6 +103,32 @@ def test_generation_writes_one_line_for_each_line_in_order(trained):
     assert '1 of 5 lines are longer' in done.stderr and '5/5 sentences' in done.stderr
 
 
+def test_a_draft_changes_no_line_and_lines_too_long_are_left_out_on_request(trained):
+    folder, _ = trained
+    given = '\n'.join(['open the file', '', 'close a page', 'x' * 500, 'print a row of the table'])
+    command = ['-m', 'experiments.generate', f'--workdir={folder}/run', '--too_long=skip', '--weights=int8']
+    plain = program(folder, *command, '--beam_size=1', given=given)
+    drafted = program(folder, *command, '--beam_size=1', f'--draft={folder}/run', given=given)
+    assert plain.returncode == 0 == drafted.returncode, plain.stderr[-3000:] + drafted.stderr[-3000:]
+    assert drafted.stdout == plain.stdout and [bool(line) for line in plain.stdout.split('\n')[:-1]] == [1, 0, 1, 0, 1]
+    assert '1 of 5 lines are longer than 24 tokens and have empty answers' in plain.stderr
+    refused = program(folder, *command, f'--draft={folder}/run', given=given)
+    assert refused.stderr.endswith('error: beam_size = 2 does not go with a draft model; set beam_size = 1\n')
+
+
+def test_export_of_a_run_writes_programs_parameters_and_shapes(trained):
+    folder, _ = trained
+    command = ['-m', 'experiments.export', f'--workdir={folder}/run', f'--output={folder}/exported', '--weights=int4',
+               '--group=4', '--platforms=cpu']  # fmt: skip
+    done = program(folder, *command)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [line.rsplit('/')[-1] for line in done.stdout.splitlines()] == [
+        'params.npz', 'prefill.bin', 'shapes.json', 'step.bin'
+    ]  # fmt: skip
+    again = program(folder, *command)
+    assert again.returncode == 1 and 'is not empty' in again.stderr
+
+
 @pytest.mark.parametrize(
     'arguments,message',
     [

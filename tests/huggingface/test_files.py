@@ -113,8 +113,30 @@ def test_a_file_cut_short_and_one_which_is_not_there_are_one_clear_line(folder):
     (folder / 'pytorch_model.bin').write_bytes(b'')
     refused(folder, 'pickle')
     refused(folder / 'nowhere', 'config.json does not exist')
-    (folder / 'config.json').write_text('{')
-    refused(folder, 'config.json', 'JSON')
+    for text in ('{', '[]', '"llama"', ''):
+        (folder / 'config.json').write_text(text)
+        refused(folder, 'config.json', 'JSON')
+
+
+@pytest.mark.parametrize('damage', [lambda raw: raw[:-5], lambda raw: raw[:7], lambda raw: b'', lambda raw: raw + b'x',
+                                    lambda raw: raw[:8] + b'[' + raw[9:]])  # fmt: skip
+def test_a_damaged_file_of_tensors_is_named_with_its_size(folder, damage):
+    path = folder / 'model.safetensors'
+    path.write_bytes(damage(path.read_bytes()))
+    refused(folder, 'model.safetensors', f'({path.stat().st_size} bytes)')
+
+
+def test_numbers_of_eight_bits_are_refused_by_name_and_type(folder):
+    path = folder / 'model.safetensors'
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], 'little')
+    header, data = json.loads(raw[8 : 8 + length]), raw[8 + length :]
+    shape = header[QUERY]['shape']
+    # Four numbers of 8 bits in place of each of 32: as many bytes.
+    header[QUERY] |= {'dtype': 'F8_E4M3', 'shape': [shape[0], 4 * shape[1]]}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, 'little') + text + data)
+    refused(folder, f'no float: {QUERY} F8_E4M3')
 
 
 def test_a_shard_which_is_missing_or_lacks_a_tensor_is_named(tmp_path):

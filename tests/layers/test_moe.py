@@ -62,12 +62,12 @@ def test_a_token_gets_the_weighed_sum_of_its_experts_and_padding_gets_nothing(di
     module, params = layer(MixtureConfig(3, 2, d_ff=7, dispatch=dispatch, capacity_factor=1.5), ffn=ffn)
     x = np.random.default_rng(1).normal(size=(2, 3, 16)).astype(np.float32)
     real = np.array([[1, 1, 0], [1, 1, 1]], bool)
-    y, losses = run(module, params, x, real)
+    y, mixture = run(module, params, x, real)
     for place in np.ndindex(2, 3):
         experts, weights = top(x[place], params, 2)
         expected = one_token(x[place], params, experts, weights, ffn == 'gated_silu') * real[place]
         np.testing.assert_allclose(y[place], expected, atol=1e-5)
-    assert losses == {}
+    assert mixture.losses == {}
 
 
 @pytest.mark.parametrize('dispatch', ['dropless', 'capacity'])
@@ -85,8 +85,8 @@ def test_padding_changes_no_number_and_no_gradient_of_real_tokens(dispatch):
 
     def loss_of(module, x, real):
         def loss(params, x):
-            y, losses = module.apply({'params': params}, x, real, True)
-            return jnp.square(y).sum() + sum(total / weight for total, weight in losses.values()), y
+            y, mixture = module.apply({'params': params}, x, real, True)
+            return jnp.square(y).sum() + sum(total / weight for total, weight in mixture.losses.values()), y
 
         return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(params, x)
 

@@ -205,14 +205,14 @@ def compiled_gradient(config, params):
 
 
 def test_remat_changes_the_program_and_neither_values_nor_gradients_with_dropout_on():
-    """Recomputing costs operations: all of a layer's for 'full', those beside its products for 'dots'."""
-    config = DROPPING
+    """Recomputing costs operations: all of a layer's for 'full', those beside its products for 'dots' and 'offload'."""
+    config, ways = DROPPING, ('none', 'dots', 'offload', 'full')
     params = model_and_params(config)[1]
-    programs = {remat: compiled_gradient(config.replace(remat=remat), params) for remat in ('none', 'dots', 'full')}
+    programs = {remat: compiled_gradient(config.replace(remat=remat), params) for remat in ways}
     flops = {remat: program.cost_analysis()['flops'] for remat, program in programs.items()}
-    assert flops['none'] < flops['dots'] < flops['full']
+    assert flops['none'] < flops['dots'] < flops['full'] and flops['none'] < flops['offload'] < flops['full']
     results = {remat: program(params, KEY) for remat, program in programs.items()}
-    for remat in ('dots', 'full'):
+    for remat in ways[1:]:
         assert_trees_close(results[remat], results['none'])
 
 

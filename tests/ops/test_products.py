@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from transformer_jax.ops.products import einsum
 
@@ -52,3 +53,26 @@ def test_fp32_products_are_numpys():
     a, b = RNG.normal(size=(2, 3, 4)).astype(np.float32), RNG.normal(size=(4, 2, 5)).astype(np.float32)
     ours = einsum('uva,abc->uvbc', jnp.asarray(a), jnp.asarray(b))
     np.testing.assert_allclose(np.asarray(ours), np.einsum('uva,abc->uvbc', a.astype(np.float64), b), atol=1e-6)
+
+
+@pytest.mark.parametrize('spec', ['BKGTS,BKSV->BTKGV', 'BTKGV,BKSV->BKGTS', 'BKGTS,BSKV->BTKGV', 'ka,kb->ba'])
+def test_any_order_of_axes_has_a_bf16_product_and_gradients(spec):
+    sizes = {'B': 8, 'K': 4, 'G': 2, 'T': 2, 'S': 256, 'V': 48, 'k': 70, 'a': 3, 'b': 5}
+    left, right = spec.split('->')[0].split(',')
+    a, b = (jnp.asarray(RNG.normal(size=[sizes[axis] for axis in term]), jnp.bfloat16) for term in (left, right))
+    c = RNG.normal(size=[sizes[axis] for axis in spec.split('->')[1]])
+
+    @jax.jit
+    def run(a, b):
+        return jax.value_and_grad(lambda a, b: (einsum(spec, a, b, jnp.float32) * c).sum(), (0, 1))(a, b)
+
+    value, (by_a, by_b) = run(a, b)
+    result = spec.split('->')[1]
+    exact = [
+        (np.einsum(spec, rounded(a), rounded(b), optimize=True) * c).sum(),
+        np.einsum(f'{result},{right}->{left}', rounded(c), rounded(b), optimize=True),
+        np.einsum(f'{left},{result}->{right}', rounded(a), rounded(c), optimize=True),
+    ]
+    np.testing.assert_allclose(float(value), exact[0], rtol=1e-4, atol=1e-2)
+    assert_one_rounding(by_a, exact[1], 1 + np.abs(exact[1]).max())
+    assert_one_rounding(by_b, exact[2], 1 + np.abs(exact[2]).max())

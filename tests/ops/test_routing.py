@@ -99,7 +99,7 @@ def test_losses_are_the_papers_sums(affinity):
 
 def test_choices_are_sorted_by_expert_first_choices_first_and_padding_last():
     experts = np.array([[1, 0], [0, 1], [1, 2], [0, 1]])
-    groups = routing.group_by_expert(jnp.asarray(experts), jnp.array([True, True, False, True]), 3)
+    groups = routing.group_by_expert(jnp.where(np.array([1, 1, 0, 1], bool)[:, None], experts, 3), 3)
     # Of (token, place): first choices before second ones, each in order of tokens.
     order = [divmod(int(choice), 2) for choice in groups.order_m]
     assert order[:6] == [(1, 0), (3, 0), (0, 1), (0, 0), (1, 1), (3, 1)] and {token for token, _ in order[6:]} == {2}

@@ -6,9 +6,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer_jax.errors import UserError
-from transformer_jax.sharding import DEFAULT_RULES, MeshConfig, check_replicated, make_mesh, resolve, startup_table
+from transformer_jax.sharding import (
+    DEFAULT_RULES,
+    MeshConfig,
+    bytes_per_device,
+    check_memory,
+    check_replicated,
+    device_bytes,
+    make_mesh,
+    resolve,
+    startup_table,
+)
+from transformer_jax.sharding import mesh as mesh_module
 
 SHAPES = {
     'encoder': {
@@ -138,3 +150,33 @@ def test_large_arrays_left_whole_are_refused_by_name_where_the_mesh_could_split_
         check_replicated(abstract, axes, mesh, limit_bytes=2**20)
     assert "table (1024, 1024) ('positions', None) of 4,194,304 bytes;" in str(error.value)
     assert 'small' not in str(error.value) and 'split' not in str(error.value)
+
+
+def test_a_state_is_held_against_the_memory_of_a_device_and_refused_above_it():
+    mesh = make_mesh(MeshConfig(data=1, fsdp=8))
+    memory = device_bytes(jax.devices()[0])
+    columns = NamedSharding(mesh, PartitionSpec('fsdp'))
+
+    def state(numbers):
+        return {'w': jax.ShapeDtypeStruct((numbers,), jnp.float32, sharding=columns)}
+
+    per_device = memory // 16
+    line = check_memory(state(per_device // 4 * 8), mesh)
+    assert f'{per_device // 4 * 4:,} bytes of the {memory:,} of each cpu device (6.2 %)' in line
+    with pytest.raises(UserError, match='bytes on each device, and a cpu has .*; raise mesh.fsdp or mesh.tensor'):
+        check_memory(state((memory // 4 + 1) * 8), mesh)
+
+
+def test_auto_asks_the_resolver_what_each_mesh_would_hold(monkeypatch):
+    abstract, axes = trees(SHAPES)
+
+    def need(mesh):
+        shardings = resolve(abstract, axes, mesh)
+        return bytes_per_device(
+            jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
+        )
+
+    # Whole, the arrays take 4,900 bytes, by two 2,452 and by four 1,228.
+    for memory, fsdp in ((9800, 1), (9798, 2), (4904, 2), (4902, 4)):
+        monkeypatch.setattr(mesh_module, 'device_bytes', lambda device, memory=memory: memory)
+        assert make_mesh(MeshConfig(layout='auto'), need=need).shape['fsdp'] == fsdp

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from transformer_jax.training.config import OptimizerConfig
 from transformer_jax.training.loop import NotFinite, train
 from transformer_jax.training.metrics import read_lines
 from transformer_jax.training.optimizer import make_schedule
+from transformer_jax.training.run_directory import RunDirectory
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -135,9 +137,23 @@ def test_a_directory_of_another_config_is_refused_with_all_differences(straight)
     assert (reference / 'config.json').read_text() == before
 
 
-def test_a_schedule_which_depends_on_the_number_of_steps_cannot_be_prolonged(straight, tmp_path):
-    from transformer_jax.training.run_directory import RunDirectory
+def test_a_checkpoint_of_another_config_is_refused_though_config_json_is_lost(straight, tmp_path):
+    experiment, reference, _ = straight
+    shutil.copytree(reference, tmp_path / 'run')
+    for name in ('config.json', 'result.json'):
+        (tmp_path / 'run' / name).unlink()
+    with pytest.raises(UserError, match='config.optimizer.learning_rate: 1.0 -> 3.0'):
+        train(change(experiment, 'optimizer', learning_rate=3.0), tmp_path / 'run')
 
+
+def test_a_bucket_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="workdir 'gs://bucket/run' is a bucket"):
+        train(tiny_experiment(tmp_path / 'data'), 'gs://bucket/run')
+    assert [path.name for path in tmp_path.iterdir()] == ['data']
+
+
+def test_a_schedule_which_depends_on_the_number_of_steps_cannot_be_prolonged(straight, tmp_path):
     experiment, reference, _ = straight
     RunDirectory(reference).check(change(experiment, 'training', steps=60, log_every=7, keep=9))
     with pytest.raises(UserError, match='config.training.steps: 6 -> 3'):

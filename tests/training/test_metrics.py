@@ -47,6 +47,14 @@ def test_lines_after_the_checkpoint_are_written_again_and_not_twice(tmp_path):
     assert list((tmp_path / 'tensorboard').glob('events*'))
 
 
+def test_a_damaged_line_is_left_out_with_its_number_and_costs_no_other(tmp_path, caplog):
+    lines = [json.dumps({'step': step, 'train/loss': 1.0 / step}).encode() for step in range(1, 6)]
+    lines[1], lines[3] = b'\xff' + lines[1][1:], lines[3].replace(b'step', b'stfp')
+    (tmp_path / 'metrics.jsonl').write_bytes(b'\n'.join(lines))
+    assert [line['step'] for line in metrics.read_lines(tmp_path / 'metrics.jsonl')] == [1, 3, 5]
+    assert 'which are no numbers of a step, 2, 4' in caplog.text
+
+
 def test_flops_are_those_of_the_formula_and_scans_count_every_step():
     matrix, x = jnp.ones((5, 5)), jnp.ones((3, 5))
 

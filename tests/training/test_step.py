@@ -41,8 +41,10 @@ def test_accumulated_gradient_is_the_pooled_one_for_unequal_counts():
         key = jax.random.key(1)
         assert 'while' in parts.lower(params, rows, key).as_text()
         assert 'while' not in whole.lower(params, rows, key).as_text()
-        total, weight, gradient = whole(params, rows, key)
-        total4, weight4, gradient4 = parts(params, rows, key)
+        total, weight, gradient, aux, _ = whole(params, rows, key)
+        total4, weight4, gradient4, aux4, _ = parts(params, rows, key)
+        assert list(aux) == (['balance'] if model.with_aux else [])
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), aux, aux4)
         np.testing.assert_allclose([total, weight], [total4, weight4], rtol=1e-6)
         assert weight == rows['weights'].sum()
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), gradient, gradient4)
@@ -177,3 +179,16 @@ def test_state_is_built_without_computing():
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shardings = state_shardings(abstract, jax.tree.map(lambda _: device, abstract.params), device)
     assert all(leaf.sharding == device for leaf in jax.tree.leaves(with_shardings(abstract, shardings)))
+
+
+def test_runs_of_other_seeds_share_one_program_and_draw_the_noise_of_their_own():
+    step, state = setup(Toy(dropout=0.5), seed=3)
+    other, _ = setup(Toy(dropout=0.5), seed=2**33 - 5)
+    rows = batch()
+    shared = step.lower(state, rows, np.int32(0)).compile()
+    seeds = np.array([3, 2**33 - 5, 4]).astype(np.int32)
+    drawn = [shared(jax.tree.map(jnp.copy, state), rows, seed) for seed in seeds]
+    own = [step(jax.tree.map(jnp.copy, state), rows), other(state, rows)]
+    for one, two in zip(drawn, own, strict=False):
+        assert_trees_equal(one, two)
+    assert len({float(metrics['loss']) for _, metrics in drawn}) == 3

@@ -1,4 +1,4 @@
-"""Curves of a run: loss, rate and BLEU by step."""
+"""Curves of a run: loss, rate, scores and accuracy by step."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 from transformer_jax.analysis.figure import new_figure
 
 PANELS = (
-    ('loss [nats a token]', (('train/loss', 'training, smoothed labels'), ('valid/loss', 'validation, plain labels'))),
+    ('loss [nats]', (('train/loss', 'training, as optimised'), ('valid/loss', 'validation, plain labels'))),
     ('learning rate', (('train/rate', ''),)),
     ('BLEU', (('valid/bleu', 'validation, first sentences'),)),
+    ('bits a byte', (('valid/bits_per_byte', 'validation'),)),
+    ('accuracy', (('valid/accuracy', 'validation'),)),
     ('gradient norm', (('train/gradient_norm', ''),)),
 )
 
@@ -23,9 +25,9 @@ def draw_curves(lines: Sequence[dict[str, Any]], path: Path) -> Any:
       lines: of a metrics file: {'step', 'train/loss', ...}; null stands for a number that was not finite.
     """
     panels = []
-    for title, curves in PANELS:
+    for title, named in PANELS:
         found = [(label, [(line['step'], line[name]) for line in lines if line.get(name) is not None])
-                 for name, label in curves]  # fmt: skip
+                 for name, label in named]  # fmt: skip
         found = [(label, points) for label, points in found if points]
         if found:
             panels.append((title, found))

@@ -1,5 +1,6 @@
 """Checkpoints: saved in the background, checksummed, restored strictly onto whatever devices are here."""
 
+from transformer_jax.checkpoints.listing import StepSummary, list_steps
 from transformer_jax.checkpoints.manager import CheckpointManager, Restored
 from transformer_jax.checkpoints.names import ArrayInfo
 from transformer_jax.checkpoints.restore import (
@@ -16,8 +17,10 @@ __all__ = [
     'CheckpointManager',
     'Partial',
     'Restored',
+    'StepSummary',
     'average_params',
     'list_arrays',
+    'list_steps',
     'read_metadata',
     'restore_params',
     'restore_partial',

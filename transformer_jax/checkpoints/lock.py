@@ -6,14 +6,12 @@ import fcntl
 import os
 import socket
 
-from etils import epath
-
 from transformer_jax.errors import UserError
 
 _held: dict[str, tuple[int, int]] = {}
 
 
-def acquire(directory: epath.Path) -> None:
+def acquire(directory: os.PathLike[str]) -> None:
     """Takes the directory for this process until `release` or the process's end, a kill included.
 
     A process may take it several times. Record locks are used since a forked child does not inherit them, so a worker
@@ -29,7 +27,7 @@ def acquire(directory: epath.Path) -> None:
         descriptor, count = _held[name]
         _held[name] = descriptor, count + 1
         return
-    descriptor = os.open(directory / '.lock', os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(os.path.join(name, '.lock'), os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -43,7 +41,7 @@ def acquire(directory: epath.Path) -> None:
     _held[name] = descriptor, 1
 
 
-def release(directory: epath.Path) -> None:
+def release(directory: os.PathLike[str]) -> None:
     """Gives back what one `acquire` took."""
     name = os.fspath(directory)
     if name not in _held:

@@ -88,7 +88,8 @@ class CheckpointManager:
         """Starts saving `state` as `step` and returns once its values are held on the host.
 
         Waits for the save before it. A step which this manager has written already is left alone (False is returned);
-        one left by an earlier run is replaced.
+        one left by an earlier run is replaced. While newer steps of an earlier run lie there nothing is saved: the next
+        start would take one of those.
 
         Args:
           step: number of updates that `state` has had.
@@ -96,7 +97,8 @@ class CheckpointManager:
           metadata: JSON values; `metadata['metrics'][best_metric]` decides which step is the best.
 
         Raises:
-          UserError: for metadata which is not JSON, or if the save before this one failed (full disk, lost process).
+          UserError: for metadata which is not JSON, for a step below those which lie there, or if the save before this
+            one failed (full disk, lost process).
         """
         if self._writer is None:
             raise UserError(f'the checkpoints in {self._directory} are open for reading only, or closed')
@@ -104,6 +106,12 @@ class CheckpointManager:
         if step in self._written:
             _log.info('checkpoint %d is already saved', step)
             return False
+        newer = [other for other in self.steps() if other > step and other not in self._written]
+        if newer:
+            raise UserError(
+                f'checkpoint {step} would be older than {newer[-1]} in {self._directory}, which the next start would '
+                f'take; to go on from an earlier step move {", ".join(map(str, newer))} away, or save elsewhere'
+            )
         leaves = names.named_leaves(state)
         record = {
             'step': int(step),
@@ -115,7 +123,7 @@ class CheckpointManager:
         self._saving = int(step)
         self._agree(self._attempt(self._make_room, folder))
         self._agree(self._attempt(self._writer.save, folder / manifest.ARRAYS, leaves))
-        self._thread = threading.Thread(target=self._finish, args=(folder, record), name='checkpoint')
+        self._thread = threading.Thread(target=self._finish, args=(self._writer, folder, record), name='checkpoint')
         self._thread.start()
         return True
 
@@ -145,11 +153,11 @@ class CheckpointManager:
             f'checkpoint {self._saving} could not be written to {self._directory}: {reason}; earlier ones are intact'
         ) from error
 
-    def _finish(self, folder: epath.Path, record: dict[str, Any]) -> None:
+    def _finish(self, writer: storage.Writer, folder: epath.Path, record: dict[str, Any]) -> None:
         """Background: waits for the arrays, writes the manifest, then deletes what need not be kept."""
 
         def work() -> None:
-            self._writer.wait()
+            writer.wait()
             if processes.is_first():
                 manifest.write(folder, **record)
                 self._prune(record['step'])
@@ -177,7 +185,8 @@ class CheckpointManager:
         self._thread.join()
         self._thread = None
         self._agree(self._error)
-        self._written.add(self._saving)
+        if self._saving is not None:
+            self._written.add(self._saving)
 
     def close(self) -> None:
         """Waits for the save in progress and gives the directory free; call it before the program ends."""

@@ -73,14 +73,14 @@ def restore_params(
       UserError: if there is no such checkpoint, it is damaged, it holds no moving average, or anything is missing,
         unexpected, misshaped or of another dtype; every difference is listed.
     """
-    allow_missing = _compile(allow_missing)
-    if allow_missing and abstract is None:
+    optional = _compile(allow_missing)
+    if optional and abstract is None:
         raise UserError('allow_missing needs abstract, the parameters which are wanted')
     source, record, root = _open(folder, step, ema)
     saved = _below(record['arrays'], root)
     if abstract is not None:
         wanted = names.describe(names.named_leaves(abstract))
-        left = [name for name in wanted if name not in saved and _matches(name, allow_missing)]
+        left = [name for name in wanted if name not in saved and _matches(name, optional)]
         found = names.differences(saved, {name: info for name, info in wanted.items() if name not in left})
         if found:
             raise UserError(f'the parameters in {source} do not fit: {"; ".join(found)}')

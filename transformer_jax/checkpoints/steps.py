@@ -10,6 +10,8 @@ from etils import epath
 from transformer_jax.checkpoints import manifest
 from transformer_jax.errors import UserError
 
+_DAMAGED = '.damaged'
+
 
 def absolute(path: str | os.PathLike[str]) -> epath.Path:
     """Returns the path with `~` resolved, absolute (orbax asks for that); gs:// and the like stay as they are."""
@@ -43,10 +45,32 @@ def remove(folder: epath.Path) -> None:
 
 def set_aside(folder: epath.Path) -> None:
     """Renames a damaged step to `<step>.damaged`, so that it counts no more but can still be looked at."""
-    aside = folder.parent / f'{folder.name}.damaged'
+    aside = folder.parent / f'{folder.name}{_DAMAGED}'
     if aside.exists():
         aside.rmtree()
     folder.rename(aside)
+
+
+def names(directory: epath.Path) -> list[tuple[int, str]]:
+    """Returns (step, name of its folder) of every step, those set aside as damaged too, oldest first."""
+    found = [child.name for child in directory.iterdir() if child.name.removesuffix(_DAMAGED).isdecimal()]
+    return sorted((int(name.removesuffix(_DAMAGED)), name) for name in found)
+
+
+def directory_of(folder: str | os.PathLike[str]) -> tuple[epath.Path, int | None]:
+    """Returns (checkpoint directory, step if `folder` is that of one step) of a run, its checkpoints or one step.
+
+    Raises:
+      UserError: if the path does not exist.
+    """
+    path = absolute(folder)
+    if not path.exists():
+        raise UserError(f'{path} does not exist; give a run directory or its checkpoints folder')
+    if path.name.isdecimal() and (path / manifest.ARRAYS).is_dir():
+        return path.parent, int(path.name)
+    if (path / 'checkpoints').is_dir():
+        path = path / 'checkpoints'
+    return path, None
 
 
 def locate(folder: str | os.PathLike[str], step: int | None = None) -> tuple[epath.Path, int]:
@@ -59,15 +83,11 @@ def locate(folder: str | os.PathLike[str], step: int | None = None) -> tuple[epa
     Raises:
       UserError: if the path, the checkpoints or the step do not exist; it lists the steps which do.
     """
-    path = absolute(folder)
-    if not path.exists():
-        raise UserError(f'{path} does not exist; give a run directory or its checkpoints folder')
-    if (path / manifest.MANIFEST).exists() and path.name.isdecimal():
-        if step not in (None, int(path.name)):
-            raise UserError(f'{path} is the folder of step {path.name}, but step {step} was asked for')
-        return path.parent, int(path.name)
-    if (path / 'checkpoints').is_dir():
-        path = path / 'checkpoints'
+    path, own = directory_of(folder)
+    if own is not None:
+        if step not in (None, own):
+            raise UserError(f'{path / str(own)} is the folder of step {own}, but step {step} was asked for')
+        step = own
     present = finished(path)
     if not present:
         raise UserError(f'there is no finished checkpoint in {path}')

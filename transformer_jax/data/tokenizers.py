@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import sentencepiece
+from etils import epath
 
 from transformer_jax import errors
 from transformer_jax.data import config as data_config
@@ -146,7 +147,7 @@ def load_tokenizer(path: str | os.PathLike) -> Tokenizer:
     Raises:
       UserError: when there is none, or the file is no SentencePiece model.
     """
-    file = pathlib.Path(path)
+    file = epath.Path(path)  # buckets too (gs://)
     if file.is_dir():
         file = file / MODEL_FILE
     if not file.is_file():
@@ -220,14 +221,16 @@ def _too_large_or_small(vocab_size: int, message: str) -> Exception:
 
 def open_tokenizer(
     config: data_config.DataConfig, source: sources.Source, cache_directory: str | os.PathLike | None = None
-) -> Tokenizer:
+) -> Tokenizer | None:
     """Loads the vocabulary which `config` names, or trains one on `source`, which has to be the training split.
 
-    Of more than `config.vocab_examples` examples, as many are used at even distances.
+    Of more than `config.vocab_examples` examples, as many are used at even distances. None where there are no words.
 
     Raises:
       UserError: as `load_tokenizer` and `train_tokenizer`.
     """
+    if not data_config.FORMS[config.objective].words:
+        return None
     if config.tokenizer:
         return load_tokenizer(config.tokenizer)
     count = min(len(source), config.vocab_examples)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.errors import UserError
-from transformer_jax.layers.cache import Cache, KeysValues, Latents
+from transformer_jax.layers.cache import Cache, KeysValues, Latents, QuantizedKeysValues
 from transformer_jax.models.checks import check_length, check_tokens
 from transformer_jax.models.parameters import Params, unroll_params
 from transformer_jax.models.transformer import build
@@ -22,12 +22,15 @@ def init_cache(
     capacity: int,
     source: jax.Array | None = None,
     source_mask: jax.Array | None = None,
+    beams: int = 1,
 ) -> Cache:
-    """Returns an empty cache of `capacity` tokens for each of `batch` rows.
+    """Returns an empty cache of `capacity` tokens for each of `batch` rows, or of `beams` times as many.
 
     Args:
       source: (batch, S) tokens of an encoder-decoder's source, which the first `prefill` encodes, once per sentence.
       source_mask: (batch, S), 1 for real tokens (None: all are).
+      beams: rows into which `gather_beams` is going to expand each row once the prompt is read. Their pasts are then
+        reordered without moving them, for which they must read equally many tokens.
 
     Raises:
       UserError: if the model keeps no cache, or an encoder-decoder gets no source.
@@ -41,15 +44,17 @@ def init_cache(
 
     def empty():
         if config.latent is not None:
-            return Latents(jnp.zeros((batch, capacity, config.latent.kv_rank + config.latent.rotary_dim), dtype))
-        rows = (batch, config.kv_heads, capacity)
-        return KeysValues(jnp.zeros((*rows, config.key_dim), dtype), jnp.zeros((*rows, config.value_dim), dtype))
+            width = config.latent.kv_rank + config.latent.rotary_dim
+            return Latents(jnp.zeros((batch, beams * capacity, width), dtype))
+        kind = QuantizedKeysValues if config.cache_dtype == 'int8' else KeysValues
+        tokens = (batch, beams * capacity, config.kv_heads)
+        return kind.of(jnp.zeros((*tokens, config.key_dim), dtype), jnp.zeros((*tokens, config.value_dim), dtype))
 
     if source is not None:
         source = jnp.asarray(source)
         source_mask = jnp.ones_like(source, bool) if source_mask is None else jnp.asarray(source_mask).astype(bool)
     return Cache(
-        mixers=tuple(empty() for _ in range(config.depth('decoder'))),
+        mixers=tuple(empty().placed() for _ in range(config.depth('decoder'))),
         cross=(),
         positions=jnp.zeros((batch, capacity), jnp.int32),
         valid=jnp.zeros((batch, capacity), bool),
@@ -57,6 +62,7 @@ def init_cache(
         overflow=jnp.zeros((), bool),
         source=source,
         source_mask=source_mask,
+        beams=beams,
     )
 
 
@@ -98,16 +104,18 @@ def prefill(
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _read(model, last_only, params, tokens, cache, mask):
     model, params = for_decoding(model, params)
+    (rows, T), entries = tokens.shape, tokens.shape[0] // cache.lanes.reading
+    tokens = tokens.reshape(entries, -1)
+    folded = None if mask is None else mask.reshape(entries, -1)
     if model.config.kind == 'encoder_decoder':
-        out = model.apply({'params': params}, target_tokens=tokens, target_mask=mask, cache=cache)
+        out = model.apply({'params': params}, target_tokens=tokens, target_mask=folded, cache=cache)
     else:
-        out = model.apply({'params': params}, tokens, mask=mask, cache=cache)
+        out = model.apply({'params': params}, tokens, mask=folded, cache=cache)
     if not last_only:
-        return out.logits, out.cache
-    T = tokens.shape[1]
-    real_BT = jnp.ones_like(tokens) if mask is None else jnp.asarray(mask)
-    last_B = T - 1 - jnp.argmax(real_BT[:, ::-1], axis=1)
-    hidden = jnp.take_along_axis(out.hidden, last_B[:, None, None], axis=1)
+        return out.logits.reshape(rows, T, -1), out.cache
+    real_RT = jnp.ones((rows, T), bool) if mask is None else jnp.asarray(mask)
+    last_R = T - 1 - jnp.argmax(real_RT[:, ::-1], axis=1)
+    hidden = jnp.take_along_axis(out.hidden.reshape(rows, T, -1), last_R[:, None, None], axis=1)
     return model.apply({'params': params}, hidden, method='logits'), out.cache
 
 
@@ -129,9 +137,12 @@ def gather_beams(cache: Cache, index: jax.Array) -> Cache:
     def take(rows):
         return rows[index]
 
-    return cache.replace(
-        mixers=jax.tree.map(take, cache.mixers), positions=take(cache.positions), valid=take(cache.valid)
-    )
+    cache = cache.replace(positions=take(cache.positions), valid=take(cache.valid))
+    if cache.beams == 1:
+        return cache.replace(mixers=tuple(jax.tree.map(take, mixer).placed() for mixer in cache.mixers))
+    if cache.ancestors is None:
+        return cache.replace(ancestors=jnp.zeros(cache.valid.shape, jnp.int32))
+    return cache.replace(ancestors=take(cache.ancestors))
 
 
 def _check(config: ModelConfig, cache: Cache, tokens: jax.Array, mask: jax.Array | None):

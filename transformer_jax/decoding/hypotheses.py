@@ -34,6 +34,10 @@ class Hypotheses:
         """Returns the best `count` of each sentence, an earlier one before a later equal."""
         return self.take(jax.lax.top_k(self.scores_BK, count)[1])
 
+    def by_sentence(self, count: int) -> Hypotheses:
+        """Returns rows which are one hypothesis each (no K axis) by sentence, `count` of each, the best first."""
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, count, *leaf.shape[1:]), self).best(count)
+
 
 def join(parts: list[Hypotheses]) -> Hypotheses:
     """Returns the hypotheses of all parts, sentence by sentence, those of the first part first."""

@@ -56,11 +56,7 @@ class SampleState:
     def answers(self, num_return: int) -> Hypotheses:
         """Returns the rows by sentence, `num_return` of each, the best first."""
 
-        def by_sentence(leaf: jax.Array) -> jax.Array:
-            return leaf.reshape(-1, num_return, *leaf.shape[1:])
-
-        rows = Hypotheses(self.sums_R, self.tokens_RT, self.lengths_R, self.log_probs_RT)
-        return jax.tree.map(by_sentence, rows).best(num_return)
+        return Hypotheses(self.sums_R, self.tokens_RT, self.lengths_R, self.log_probs_RT).by_sentence(num_return)
 
 
 def begin(cache: Any, prompt: Prompt, config: DecodeConfig, capacity: int) -> SampleState:

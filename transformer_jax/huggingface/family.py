@@ -229,7 +229,7 @@ def write_config(family: Family, config: ModelConfig) -> Fields:
 # Choices which say how to run or train a model, not which function it is.
 _FREE = frozenset(
     """dropout attention_dropout ffn_dropout initializer initializer_stddev dtype param_dtype layer_stack remat
-    attention_backend decode max_positions trained_positions""".split()
+    attention_backend cache_dtype decode max_positions trained_positions""".split()
 )
 
 

@@ -20,7 +20,7 @@ from transformer_jax.huggingface.families import FAMILIES
 from transformer_jax.huggingface.family import Derived, Family, read_config
 from transformer_jax.huggingface.generation import read_generation
 from transformer_jax.huggingface.plan import Part, flatten, full_name, make_plan, slots, unflatten
-from transformer_jax.huggingface.tensors import TensorFolder, read_json
+from transformer_jax.huggingface.tensors import TensorFolder, Tensors, read_json
 from transformer_jax.huggingface.tokenizer_files import check_vocabulary
 from transformer_jax.models import build
 
@@ -60,9 +60,7 @@ def load_pretrained(
     folder = Path(folder)
     family, config, tensors = _open(folder, dtype, layer_stack, generation)
     check_vocabulary(folder, config.vocab_size)
-    plan = make_plan(family, config)
-    source = _match(family, config, plan, tensors, folder)
-    return build(config), _read(config, plan, source, tensors, shardings)
+    return build(config), read_params(family, config, tensors, folder, shardings)
 
 
 def pretrained_config(
@@ -100,8 +98,20 @@ def _open(folder: Path, dtype: str | None, layer_stack: str, generation: bool):
     return family, config, tensors
 
 
+def read_params(
+    family: Family, config: ModelConfig, tensors: Tensors, where: Path, shardings: Any = None
+) -> dict[str, Any]:
+    """Returns the parameters of a model whose tensors bear the names of the family's weight table.
+
+    Raises:
+      UserError: as `load_pretrained`, for what is about weights.
+    """
+    plan = make_plan(family, config)
+    return _read(config, plan, _match(family, config, plan, tensors, where), tensors, shardings)
+
+
 def _match(
-    family: Family, config: ModelConfig, plan: list[Part], tensors: TensorFolder, folder: Path
+    family: Family, config: ModelConfig, plan: list[Part], tensors: Tensors, folder: Path
 ) -> dict[str, str]:
     """Returns, for the name of each part of the plan, the name of the file's tensor; optional ones may be absent."""
     expected = {part.name: part for part in plan}
@@ -145,7 +155,7 @@ def _match(
     return source
 
 
-def _agrees(config: ModelConfig, derived: Derived, stored: str, source: dict[str, str], tensors: TensorFolder) -> bool:
+def _agrees(config: ModelConfig, derived: Derived, stored: str, source: dict[str, str], tensors: Tensors) -> bool:
     if derived.tied_to is not None:
         twin = source[derived.tied_to]
         same = tensors.shapes[stored] == tensors.shapes[twin]
@@ -162,7 +172,7 @@ def _place(held: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
     return jax.make_array_from_callback(held.shape, sharding, lambda index: held[index])
 
 
-def _read(config: ModelConfig, plan: list[Part], source: dict[str, str], tensors: TensorFolder, shardings: Any):
+def _read(config: ModelConfig, plan: list[Part], source: dict[str, str], tensors: Tensors, shardings: Any):
     place = slots(config)
     lengths: dict[str, int] = {}
     for slot in place.values():

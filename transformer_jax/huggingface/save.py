@@ -20,7 +20,7 @@ from transformer_jax.huggingface.generation import token_fields, write_generatio
 from transformer_jax.huggingface.plan import Part, bare_name, canonical_shapes, flatten, make_plan
 from transformer_jax.huggingface.tensors import read_json, write_tensors
 from transformer_jax.huggingface.tokenizer_files import copy_tokenizer
-from transformer_jax.models import unroll_params
+from transformer_jax.models import abstract_params, resize_vocabulary, unroll_params
 
 # Said in any case, for the defaults of transformers are ids of one vocabulary, which may lie outside another.
 _NO_IDS: Fields = dict.fromkeys(f'{name}_token_id' for name in ('pad', 'bos', 'eos', 'cls', 'sep'))
@@ -38,7 +38,8 @@ def save_pretrained(
 ) -> None:
     """Writes config.json, safetensors and, for a model with `decode`, generation_config.json.
 
-    Tensors keep the type of the parameters, so that `load_pretrained` gives back the same bits.
+    Tensors keep the type of the parameters, so that `load_pretrained` gives back the same bits. Rows past the
+    vocabulary (`ModelConfig.vocab_multiple`) are left out.
 
     Args:
       folder: made if need be; files of the same names are replaced.
@@ -52,7 +53,9 @@ def save_pretrained(
       UserError: for a choice of the model which the family cannot say, naming it, and for parameters which are not
         those of the model.
     """
-    config, folder = model.config, Path(folder)
+    config, folder = model.config.replace(vocab_multiple=1), Path(folder)
+    if config != model.config:
+        params = resize_vocabulary(params, abstract_params(model)[1], config.vocab_size)
     inherited = {} if like is None else read_json(Path(like) / 'config.json')
     chosen, fields = _family(config, family or inherited.get('model_type'))
     plan = make_plan(chosen, config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import safetensors
@@ -32,6 +32,21 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f'{path} holds a {type(values).__name__}; it should be a JSON object')
     return values
+
+
+class Tensors(Protocol):
+    """The tensors of a checkpoint by name.
+
+    Attributes:
+      shapes: shape of each tensor; dtypes: its type, as the file names it.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, str]
+
+    def is_float(self, name: str) -> bool: ...
+
+    def read(self, name: str) -> np.ndarray: ...
 
 
 class TensorFolder:

@@ -13,6 +13,7 @@ from transformer_jax.layers.norm import Norm
 from transformer_jax.ops import attention as ops
 from transformer_jax.ops import rope
 from transformer_jax.ops.masks import Mask
+from transformer_jax.sharding.activations import constrain
 
 
 class Attention(nn.Module):
@@ -56,7 +57,10 @@ class Attention(nn.Module):
 
         def project(name, heads, axis, width, gain=1.0):
             shape, axes = (D, heads, width), ('embed', axis, 'head_dim')
-            return Linear(config, shape, axes, use_bias=config.qkv_bias, gain=gain, name=name)
+            linear = Linear(config, shape, axes, use_bias=config.qkv_bias, gain=gain, name=name)
+            # Every device has all keys of its rows and heads, and the queries of its own part of the positions.
+            length = 'length' if name == 'query' else None
+            return lambda x: constrain(linear(x), 'batch', length, axis, None)
 
         query = self._norm('query_norm', project('query', N, 'heads', H)(x_BTD))
         stored = cache.cross if self.cross and cache is not None else None
@@ -64,7 +68,7 @@ class Attention(nn.Module):
             source = context_BSD if self.cross else x_BTD
             key = self._norm('key_norm', project('key', K, 'kv_heads', H)(source))
             value = project('value', K, 'kv_heads', V, self.gain)(source)
-            stored = KeysValues.of(key, value)
+            stored = _kind(cache).of(key, value)
         if self.cross:
             key = stored.key_BSKH
         else:
@@ -89,7 +93,7 @@ class Attention(nn.Module):
             backend=config.attention_backend,
             return_weights=return_weights,
         )
-        out = out.reshape(rows, T, N, V)
+        out = constrain(out.reshape(rows, T, N, V), 'batch', 'length', 'heads', None)
         if weights is not None and rows != sentences:
             weights = jnp.moveaxis(weights.reshape(sentences, N, -1, T, weights.shape[-1]), 1, 2)
             weights = weights.reshape(rows, N, T, -1)
@@ -110,8 +114,8 @@ class Attention(nn.Module):
         config = self.config
 
         def store(key):
-            new = KeysValues.of(key, value)
-            return new if cache is None else cache.mixer.write(new, cache.filled)
+            new = _kind(cache).of(key, value)
+            return new if cache is None else cache.write(new)
 
         if config.position != 'rope':
             stored = store(key)
@@ -131,3 +135,8 @@ class Attention(nn.Module):
         query = rope.rotate(query, positions_BT, table, magnitude, config.rope_layout)
         stored = store(rope.rotate(key, positions_BT, table, magnitude, config.rope_layout))
         return query, stored, stored.key_BSKH
+
+
+def _kind(cache: LayerCache | None) -> type[KeysValues]:
+    """Returns how keys and values are kept, for themselves or in a cache."""
+    return KeysValues if cache is None else type(cache.mixer)

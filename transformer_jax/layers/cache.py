@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import flax.struct
 import jax
 import jax.numpy as jnp
 
 from transformer_jax.ops.masks import Mask
+from transformer_jax.ops.quantized import QuantizedArray, quantize
+from transformer_jax.sharding.activations import constrain
+
+
+class Lanes(NamedTuple):
+    """Rows which share an entry of the cache: how many have slots in it, one after another, and how many read now."""
+
+    stored: int = 1
+    reading: int = 1
 
 
 @flax.struct.dataclass
@@ -35,13 +46,48 @@ class KeysValues:
         """The values in the order of the tokens' other arrays."""
         return jnp.swapaxes(self.value_BKSH, 1, 2)
 
-    def write(self, new: KeysValues, slot: jax.Array) -> KeysValues:
-        """Returns the cache with the keys and values of T more tokens from `slot` on; `Cache.extend` guards the end."""
+    def write(self, new: KeysValues, slot: jax.Array, lanes: Lanes) -> KeysValues:
+        """Returns the cache with the keys and values of T more tokens from `slot` on, if there is room for them."""
+        return _write(self, new, slot, lanes, axis=2).placed()
 
-        def put(old_BKSH, new_BKTH):
-            return jax.lax.dynamic_update_slice_in_dim(old_BKSH, new_BKTH.astype(old_BKSH.dtype), slot, axis=2)
+    def placed(self) -> KeysValues:
+        """Returns the cache laid out over the mesh, rows and heads split."""
+        return jax.tree.map(lambda x: constrain(x, 'batch', 'kv_heads', None, None), self)
 
-        return jax.tree.map(put, self, new)
+    def take_slots(self, index_BS: jax.Array) -> KeysValues:
+        """Returns the cache whose slot s of row b is slot index_BS[b, s] of the old one."""
+        return jax.tree.map(lambda old: jnp.take_along_axis(old, index_BS[:, None, :, None], axis=2), self)
+
+
+@flax.struct.dataclass
+class QuantizedKeysValues(KeysValues):
+    """Keys and values as int8, each token's head with a scale of its own, the largest absolute number over 127.5.
+
+    Attributes:
+      key_scale_BKS1, value_scale_BKS1: bf16.
+      dtype: of the arrays which attention is given.
+    """
+
+    key_scale_BKS1: jax.Array
+    value_scale_BKS1: jax.Array
+    dtype: str = flax.struct.field(pytree_node=False)
+
+    @classmethod
+    def of(cls, key_BSKH: jax.Array, value_BSKH: jax.Array) -> QuantizedKeysValues:
+        """Returns the projections of S tokens as they are stored."""
+        own = KeysValues.of(key_BSKH, value_BSKH)
+        key, value = (quantize(part, 8, (*part.shape[:3], 1)) for part in (own.key_BKSH, own.value_BKSH))
+        return cls(key.values, value.values, key.scale, value.scale, str(key_BSKH.dtype))
+
+    @property
+    def key_BSKH(self) -> jax.Array:
+        """The keys in the order of the tokens' other arrays."""
+        return jnp.swapaxes(QuantizedArray(self.key_BKSH, self.key_scale_BKS1).astype(self.dtype), 1, 2)
+
+    @property
+    def value_BSKH(self) -> jax.Array:
+        """The values in the order of the tokens' other arrays."""
+        return jnp.swapaxes(QuantizedArray(self.value_BKSH, self.value_scale_BKS1).astype(self.dtype), 1, 2)
 
 
 @flax.struct.dataclass
@@ -50,10 +96,38 @@ class Latents:
 
     latent_BSR: jax.Array
 
-    def write(self, new: Latents, slot: jax.Array) -> Latents:
-        """Returns the cache with the latents of T more tokens from `slot` on; `Cache.extend` guards the end."""
-        own = new.latent_BSR.astype(self.latent_BSR.dtype)
-        return Latents(jax.lax.dynamic_update_slice_in_dim(self.latent_BSR, own, slot, axis=1))
+    def write(self, new: Latents, slot: jax.Array, lanes: Lanes) -> Latents:
+        """Returns the cache with the latents of T more tokens from `slot` on, if there is room for them."""
+        return _write(self, new, slot, lanes, axis=1).placed()
+
+    def placed(self) -> Latents:
+        """Returns the cache laid out over the mesh, rows split."""
+        return Latents(constrain(self.latent_BSR, 'batch', None, None))
+
+    def take_slots(self, index_BS: jax.Array) -> Latents:
+        """Returns the cache whose slot s of row b is slot index_BS[b, s] of the old one."""
+        return Latents(jnp.take_along_axis(self.latent_BSR, index_BS[..., None], axis=1))
+
+
+def _write(cache: Any, new: Any, slot: jax.Array, lanes: Lanes, axis: int) -> Any:
+    """Returns arrays with those of `new` from `slot` of each reading lane on, unchanged if they do not fit."""
+
+    def split(x, count):
+        return x.reshape(*x.shape[:axis], count, x.shape[axis] // count, *x.shape[axis + 1 :])
+
+    def put(old, own):
+        whole, part = split(old, lanes.stored), split(own.astype(old.dtype), lanes.reading)
+        start = [slot if i == axis + 1 else 0 for i in range(whole.ndim)]
+        return jax.lax.dynamic_update_slice(whole, part, start).reshape(old.shape)
+
+    def guarded(cache, new):
+        # As a branch it is written once and in place: XLA on CPU would fuse a plain update into each of its readers,
+        # which all but one write to a copy of the whole cache.
+        fits = slot + own_slots // lanes.reading <= slots // lanes.stored
+        return jax.lax.cond(fits, lambda: jax.tree.map(put, cache, new), lambda: cache)
+
+    slots, own_slots = (jax.tree.leaves(tree)[0].shape[axis] for tree in (cache, new))
+    return jax.lax.platform_dependent(cache, new, cpu=guarded, default=lambda cache, new: jax.tree.map(put, cache, new))
 
 
 @flax.struct.dataclass
@@ -64,11 +138,17 @@ class LayerCache:
       mixer: state of its sequence mixer, `KeysValues` for attention and `Latents` for latent attention.
       cross: keys and values of the source, one row per sentence, not per beam; None before they are made.
       filled: slots of the mixer in use before this call, the same for all layers.
+      lanes: rows which share an entry of the mixer.
     """
 
     mixer: KeysValues | Latents
     cross: KeysValues | None
     filled: jax.Array
+    lanes: Lanes = flax.struct.field(pytree_node=False, default=Lanes())
+
+    def write(self, new: KeysValues | Latents) -> KeysValues | Latents:
+        """Returns the mixer's state with new tokens after the filled slots; `Cache.overflow` guards the end."""
+        return self.mixer.write(new, self.filled, self.lanes)
 
 
 @flax.struct.dataclass
@@ -77,7 +157,11 @@ class Cache:
 
     Its size is rows x capacity x L x K x (key width + value width) numbers of the compute dtype, and for an
     encoder-decoder sentences x S x L x K x (key width + value width) more; of latent attention rows x capacity x L x
-    (rank + rotary width).
+    (rank + rotary width). An int8 cache has as many numbers of one byte, and 2 x 2 bytes of scales for each K.
+
+    With `beams` > 1 the beams of a sentence have one entry, each its own slots in it, and a beam which goes on from
+    another takes over a list of whose slots are its past, not the slots themselves. All beams attend to the same keys,
+    as they do to the source, and each is shown its own past.
 
     Attributes:
       mixers: state of each layer's sequence mixer.
@@ -88,6 +172,9 @@ class Cache:
       overflow: whether a write past the end was refused; from then on results mean nothing.
       source: (sentences, S) source tokens, until the first prefill has encoded them.
       source_mask: (sentences, S) booleans.
+      ancestors: (rows, capacity) the beam of the sentence in whose slot the row's token lies; None while there is one
+        row per entry.
+      beams: rows for which an entry has slots.
     """
 
     mixers: tuple[KeysValues | Latents, ...]
@@ -98,34 +185,81 @@ class Cache:
     overflow: jax.Array
     source: jax.Array | None = None
     source_mask: jax.Array | None = None
+    ancestors: jax.Array | None = None
+    beams: int = flax.struct.field(pytree_node=False, default=1)
 
     @property
     def capacity(self) -> int:
         """Slots a row has."""
         return self.valid.shape[1]
 
-    def extend(self, mask_BT: jax.Array) -> tuple[Cache, jax.Array, Mask]:
-        """Returns the cache with T more slots in use, the new tokens' positions (B, T), and the mask of their queries.
+    @property
+    def lanes(self) -> Lanes:
+        """Rows which share an entry, and how many of them read."""
+        return Lanes(self.beams, 1 if self.ancestors is None else self.beams)
 
-        A write past the end sets `overflow` and goes to the last slots, which only a caller who ignores the flag sees.
+    def extend(self, mask_BT: jax.Array) -> tuple[Cache, jax.Array, Mask]:
+        """Returns the cache with more slots in use, the new tokens' positions (B, T), and the mask of their queries.
+
+        B counts entries; where several rows share one, T counts the tokens of all of them, row after row. A write past
+        the end sets `overflow`, and what is then returned means nothing.
         """
-        mask_BT = mask_BT.astype(bool)
+        mask_RT = mask_BT.astype(bool).reshape(self.valid.shape[0], -1)
         read = self.valid.sum(axis=1, keepdims=True)
-        positions = jnp.maximum(read + jnp.cumsum(mask_BT, axis=1) - 1, 0) * mask_BT
-        T = mask_BT.shape[1]
-        valid = jax.lax.dynamic_update_slice_in_dim(self.valid, mask_BT, self.filled, axis=1)
-        slots = jax.lax.dynamic_update_slice_in_dim(self.positions, positions, self.filled, axis=1)
+        positions = jnp.maximum(read + jnp.cumsum(mask_RT, axis=1) - 1, 0) * mask_RT
+        T = mask_RT.shape[1]
+
+        def put(old, new):
+            return jax.lax.dynamic_update_slice_in_dim(old, new, self.filled, axis=1)
+
         cache = self.replace(
-            positions=slots,
-            valid=valid,
+            positions=put(self.positions, positions),
+            valid=put(self.valid, mask_RT),
             filled=self.filled + T,
             overflow=self.overflow | (self.filled + T > self.capacity),
         )
-        mask = Mask(
-            causal=True,
-            key_valid_BS=valid,
-            query_positions_BT=positions,
-            key_positions_BS=slots,
-            offset=self.filled,
+        if self.ancestors is not None:
+            own = jnp.arange(mask_RT.shape[0])[:, None] % self.beams
+            cache = cache.replace(ancestors=put(self.ancestors, jnp.broadcast_to(own, mask_RT.shape)))
+        positions = positions.reshape(mask_BT.shape)
+        return cache, positions, cache._mask(positions, self.filled, T)
+
+    def _mask(self, positions_BT: jax.Array, offset: jax.Array, T: int) -> Mask:
+        """Returns the mask of queries at these positions, the last T tokens of each row, the first in slot `offset`."""
+        entries = positions_BT.shape[0]
+        if self.ancestors is None:
+            # Slots of beams which do not exist yet stand behind all others, so no query sees them.
+            unused = [(0, 0), (0, (self.beams - 1) * self.capacity)]
+            valid, slots = jnp.pad(self.valid, unused), jnp.pad(self.positions, unused)
+            own = dict(causal=True, key_valid_BS=valid)
+        else:
+            slots = self.positions.reshape(entries, -1)
+            # (rows, beams, capacity): a row's past, in the slots of the beams which read it.
+            past = (self.ancestors[:, None] == jnp.arange(self.beams)[:, None]) & self.valid[:, None]
+            reached = jnp.arange(self.capacity) <= offset + jnp.arange(T)[:, None]
+            shown = past[:, None] & reached[:, None]
+            own = dict(shown_BTS=shown.reshape(entries, -1, self.beams * self.capacity))
+        return Mask(query_positions_BT=positions_BT, key_positions_BS=slots, offset=offset, **own)
+
+    def forget(self, count: int, kept_B: jax.Array) -> Cache:
+        """Returns the cache which has read only the first kept_B of the last `count` tokens of each row.
+
+        Slots which no row needs any longer are free again; in rows which keep fewer they stay as masked slots.
+        """
+        read = self.filled - count
+        forgotten = jnp.arange(self.capacity) >= read + kept_B[:, None]
+        return self.replace(
+            positions=jnp.where(forgotten, 0, self.positions),
+            valid=self.valid & ~forgotten,
+            filled=read + kept_B.max(),
         )
-        return cache, positions, mask
+
+    def pack(self) -> Cache:
+        """Returns the cache with each row's real tokens moved to its first slots, in their order; frees the rest."""
+        order = jnp.argsort(~self.valid, axis=1, stable=True)
+        return self.replace(
+            mixers=tuple(mixer.take_slots(order) for mixer in self.mixers),
+            positions=jnp.take_along_axis(self.positions, order, axis=1),
+            valid=jnp.take_along_axis(self.valid, order, axis=1),
+            filled=self.valid.sum(axis=1).max(),
+        )

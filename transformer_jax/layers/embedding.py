@@ -14,6 +14,8 @@ from transformer_jax.layers.linear import Linear
 from transformer_jax.layers.norm import Norm
 from transformer_jax.ops.positions import sinusoids
 from transformer_jax.ops.products import einsum
+from transformer_jax.ops.quantized import QuantizedArray
+from transformer_jax.sharding.activations import constrain
 
 
 class Table(nn.Module):
@@ -23,28 +25,40 @@ class Table(nn.Module):
 
     Attributes:
       rows: number of rows; axis: their logical name.
+      padded: rows of the array, those past `rows` being unused (None: as many).
     """
 
     config: ModelConfig
     rows: int
     axis: str = 'vocab'
+    padded: int | None = None
 
     def setup(self):
         config = self.config
         # D^-1/2, so that embeddings scaled by sqrt(D) and logits of normalised states both begin with variance 1.
         stddev = config.d_model**-0.5 if config.initializer == 'xavier' else config.initializer_stddev
         init = nn.with_logical_partitioning(nn.initializers.normal(stddev), (self.axis, 'embed'))
-        self.embedding = self.param('embedding', init, (self.rows, config.d_model), jnp.dtype(config.param_dtype))
+        shape = (self.padded or self.rows, config.d_model)
+        self.embedding = self.param('embedding', init, shape, jnp.dtype(config.param_dtype))
 
     def __call__(self, index_BT: jax.Array) -> jax.Array:
         """Returns the rows of the given indices, BTD."""
         # As an array of JAX, for parameters may be restored as numpy's; and -1 is no row, let alone the last one.
+        if self.padded is not None:
+            index_BT = jnp.where(index_BT < self.rows, index_BT, self.padded)
+        if isinstance(self.embedding, QuantizedArray):
+            return self.embedding.take_rows(index_BT)
         rows = jnp.asarray(self.embedding).at[index_BT]
         return rows.get(mode='fill', fill_value=jnp.nan, wrap_negative_indices=False)
 
     def attend(self, x_BTD: jax.Array) -> jax.Array:
         """Returns the product with every row, BTV, in fp32."""
         return einsum('BTD,VD->BTV', x_BTD, self.embedding, jnp.float32)
+
+
+def word_table(config: ModelConfig) -> Table:
+    """Returns the table of words, whose rows past the vocabulary are never looked up."""
+    return Table(config, config.vocab_size, padded=None if config.vocab_multiple == 1 else config.vocab_rows)
 
 
 class Embedder(nn.Module):
@@ -74,11 +88,15 @@ class Embedder(nn.Module):
             x += Table(config, config.token_types, 'types', name='token_type')(types)
         if config.embedding_norm:
             x = Norm(config, name='norm')(x)
-        return Dropout(config.dropout)(x.astype(config.dtype), deterministic)
+        x = constrain(x.astype(config.dtype), 'batch', 'length', None)
+        return Dropout(config.dropout)(x, deterministic)
 
 
 class Logits(nn.Module):
-    """logits = cap(scale x W + b) in fp32, W the output matrix or, where tied, the embedding's transpose."""
+    """logits = cap(scale x W + b) in fp32, W the output matrix or, where tied, the embedding's transpose.
+
+    Columns past the vocabulary (`ModelConfig.vocab_multiple`) are -inf.
+    """
 
     config: ModelConfig
     table: Table | None
@@ -88,14 +106,16 @@ class Logits(nn.Module):
         config = self.config
         x_BTD = x_BTD * jnp.asarray(config.logits_scale, x_BTD.dtype)
         if self.table is None:
-            logits = Linear(config, (config.d_model, config.vocab_size), ('embed', 'vocab'), name='output')(x_BTD)
+            logits = Linear(config, (config.d_model, config.vocab_rows), ('embed', 'vocab'), name='output')(x_BTD)
             logits = logits.astype(jnp.float32)
         else:
             logits = self.table.attend(x_BTD)
         if config.logits_bias:
             init = nn.with_logical_partitioning(nn.initializers.zeros, ('vocab',))
-            bias = self.param('bias', init, (config.vocab_size,), jnp.dtype(config.param_dtype))
+            bias = self.param('bias', init, (config.vocab_rows,), jnp.dtype(config.param_dtype))
             logits += bias.astype(jnp.float32)
         if config.logits_softcap is not None:
             logits = config.logits_softcap * jnp.tanh(logits / config.logits_softcap)
-        return logits
+        if config.vocab_rows > config.vocab_size:
+            logits = jnp.where(jnp.arange(config.vocab_rows) < config.vocab_size, logits, -jnp.inf)
+        return constrain(logits, 'batch', 'length', 'vocab')

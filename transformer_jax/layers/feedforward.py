@@ -8,6 +8,7 @@ import jax
 from transformer_jax.config import ModelConfig
 from transformer_jax.layers.dropout import Dropout
 from transformer_jax.layers.linear import Linear
+from transformer_jax.sharding.activations import constrain
 
 ACTIVATIONS = {
     'relu': jax.nn.relu,
@@ -46,5 +47,5 @@ class FeedForward(nn.Module):
             hidden = activation(linear('gate', (D, F), ('embed', 'mlp'))(x_BTD)) * hidden
         else:
             hidden = activation(hidden)
-        hidden = Dropout(config.ffn_dropout)(hidden, deterministic)
+        hidden = Dropout(config.ffn_dropout)(constrain(hidden, 'batch', 'length', 'mlp'), deterministic)
         return linear('down', (F, D), ('mlp', 'embed'))(hidden)

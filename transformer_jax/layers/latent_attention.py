@@ -14,6 +14,7 @@ from transformer_jax.ops import attention as ops
 from transformer_jax.ops import rope
 from transformer_jax.ops.masks import Mask
 from transformer_jax.ops.products import einsum
+from transformer_jax.sharding.activations import constrain
 
 
 class LatentAttention(nn.Module):
@@ -57,7 +58,7 @@ class LatentAttention(nn.Module):
         own = [Norm(config, axis=None, name='latent_norm')(down[..., :R]), rotate(down[..., None, R:])[..., 0, :]]
         stored = Latents(jnp.concatenate(own, axis=-1))
         if cache is not None:
-            stored = cache.mixer.write(stored, cache.filled)
+            stored = cache.write(stored)
         up = Kernel(config, (R, N, C + V), (None, 'heads', 'head_dim'), R, N * (C + V), name='up')()
         state = stored.latent_BSR
         absorbs = self._absorbs(x_BTD.shape[1], state.shape[1])
@@ -69,6 +70,8 @@ class LatentAttention(nn.Module):
             shared = jnp.broadcast_to(state[:, :, None, R:], (*state.shape[:2], N, P))
             query = jnp.concatenate([content, rotary], axis=-1)
             key, value = jnp.concatenate([expanded[..., :C], shared], axis=-1), expanded[..., C:]
+        query = constrain(query, 'batch', 'length', 'heads', None)
+        key, value = (constrain(x, 'batch', None, 'heads', None) for x in (key, value))
         drop = None
         if config.attention_dropout and not deterministic:
             drop = ops.Dropout(config.attention_dropout, self.make_rng('dropout'))

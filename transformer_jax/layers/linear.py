@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.ops.products import einsum
+from transformer_jax.ops.quantized import QuantizedArray
 
 _LETTERS = 'abcdefgh'
 
@@ -45,7 +46,9 @@ class Kernel(nn.Module):
     def __call__(self) -> jax.Array:
         init = kernel_init(self.config, self.fan_in, self.fan_out, self.gain)
         init = nn.with_logical_partitioning(init, tuple(self.axes))
-        return self.param('kernel', init, tuple(self.shape), jnp.dtype(self.config.param_dtype))
+        kernel = self.param('kernel', init, tuple(self.shape), jnp.dtype(self.config.param_dtype))
+        # What takes a matrix apart knows arrays only, so a quantised one is made floats here.
+        return kernel.astype(self.config.param_dtype) if isinstance(kernel, QuantizedArray) else kernel
 
 
 class Linear(nn.Module):
@@ -70,14 +73,16 @@ class Linear(nn.Module):
         fan_in, fan_out = math.prod(self.shape[: self.inputs]), math.prod(self.shape[self.inputs :])
         init = nn.with_logical_partitioning(kernel_init(config, fan_in, fan_out, self.gain), tuple(self.axes))
         kernel = self.param('kernel', init, tuple(self.shape), jnp.dtype(config.param_dtype))
-        letters = _LETTERS[: len(self.shape)]
-        batch = 'uvwxyz'[: x.ndim - self.inputs]
-        spec = f'{batch}{letters[: self.inputs]},{letters}->{batch}{letters[self.inputs :]}'
-        x = x.astype(config.dtype)
+        # As a product of matrices: XLA on CPU copies a kernel of three axes to transpose it for the backward product.
+        leading, output = x.shape[: x.ndim - self.inputs], tuple(self.shape[self.inputs :])
+        letters = _LETTERS[: len(leading)]
+        spec = f'{letters}y,yz->{letters}z'
+        x = x.astype(config.dtype).reshape(*leading, fan_in)
+        kernel = kernel.reshape(fan_in, fan_out)
         if not self.use_bias:
-            return einsum(spec, x, kernel)
-        y = einsum(spec, x, kernel, jnp.float32)
+            return einsum(spec, x, kernel).reshape(*leading, *output)
+        y = einsum(spec, x, kernel, jnp.float32).reshape(*leading, *output)
         init = nn.with_logical_partitioning(nn.initializers.zeros, tuple(self.axes[self.inputs :]))
-        bias = self.param('bias', init, tuple(self.shape[self.inputs :]), jnp.dtype(config.param_dtype))
+        bias = self.param('bias', init, output, jnp.dtype(config.param_dtype))
         # Added before the one rounding, so that the bias's gradient too is a sum in fp32, on any backend.
         return (y + bias.astype(jnp.float32)).astype(config.dtype)

@@ -10,6 +10,7 @@ import jax
 from transformer_jax.config import ModelConfig
 from transformer_jax.layers.dropout import Dropout
 from transformer_jax.layers.norm import Norm
+from transformer_jax.sharding.activations import constrain
 
 
 class Residual(nn.Module):
@@ -56,7 +57,7 @@ class Residual(nn.Module):
         position = self.config.norm_position
         if position in ('sandwich', 'res_post'):
             branch = self.branch(branch)
-        y = self.alpha * x + self.dropout(branch, deterministic)
+        y = self.alpha * x + self.dropout(constrain(branch, 'batch', 'length', None), deterministic)
         return self.after(y) if position in ('post', 'deepnorm') else y
 
 

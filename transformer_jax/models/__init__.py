@@ -5,6 +5,7 @@ from transformer_jax.models.parameters import (
     abstract_params,
     count_params,
     init_params,
+    resize_vocabulary,
     scan_params,
     unroll_params,
 )
@@ -16,6 +17,7 @@ __all__ = [
     'build',
     'count_params',
     'init_params',
+    'resize_vocabulary',
     'scan_params',
     'unroll_params',
 ]

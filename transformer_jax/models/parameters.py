@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -46,6 +46,29 @@ def abstract_params(model: nn.Module) -> tuple[Params, Params]:
 def count_params(params: Params) -> int:
     """Returns the number of parameters of a tree of arrays or shapes."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def resize_vocabulary(params: Params, axes: Params, rows: int) -> Params:
+    """Returns parameters whose 'vocab' axes are cut, or filled up with zeros, to `rows`; these as numpy arrays.
+
+    Args:
+      axes: logical axes of each parameter, from `abstract_params`.
+    """
+
+    def resize(leaf, names):
+        shape = tuple(rows if name == 'vocab' else size for name, size in zip(names, leaf.shape, strict=True))
+        return leaf if shape == leaf.shape else fit_shape(leaf, shape)
+
+    leaves, structure = jax.tree.flatten(params)
+    return structure.unflatten(map(resize, leaves, structure.flatten_up_to(axes)))
+
+
+def fit_shape(array: Any, shape: Sequence[int]) -> np.ndarray:
+    """Returns the array cut, or filled up with zeros, to `shape`."""
+    cut = np.asarray(array)[tuple(slice(0, size) for size in shape)]
+    fitted = np.zeros(shape, cut.dtype)
+    fitted[tuple(slice(0, size) for size in cut.shape)] = cut
+    return fitted
 
 
 def unroll_params(params: Params, config: ModelConfig) -> Params:

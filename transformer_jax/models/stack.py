@@ -15,7 +15,7 @@ from transformer_jax.layers.attention import Attention
 from transformer_jax.layers.cache import LayerCache
 from transformer_jax.layers.feedforward import FeedForward
 from transformer_jax.layers.latent_attention import LatentAttention
-from transformer_jax.layers.moe import Losses, MixtureOfExperts
+from transformer_jax.layers.moe import Losses, MixtureOfExperts, MixtureOutput
 from transformer_jax.layers.norm import Norm
 from transformer_jax.layers.residual import Residual, deepnorm
 from transformer_jax.ops.masks import Mask
@@ -55,23 +55,28 @@ class LayerOutput:
       hidden_BTD: the hidden state, if asked for.
       attention_BNTS, cross_attention_BNTS: attention weights, if asked for.
       cache: the layer's new cache, if there was one.
-      losses: its auxiliary losses by name, as (sum, weight).
+      mixture: auxiliary losses and load of its experts, if it has any.
     """
 
     hidden_BTD: jax.Array | None
     attention_BNTS: jax.Array | None
     cross_attention_BNTS: jax.Array | None
     cache: LayerCache | None
-    losses: Losses = flax.struct.field(default_factory=dict)
+    mixture: MixtureOutput | None = None
 
 
 def total_losses(outputs: list[LayerOutput]) -> Losses:
     """Returns each auxiliary loss summed over layers; its weight, the tokens, is the same in every layer."""
     totals: Losses = {}
     for output in outputs:
-        for name, (loss, weight) in output.losses.items():
+        for name, (loss, weight) in ({} if output.mixture is None else output.mixture.losses).items():
             totals[name] = (totals[name][0] + loss if name in totals else loss, weight)
     return totals
+
+
+def choices(outputs: list[LayerOutput]) -> tuple[jax.Array | None, ...]:
+    """Returns how many choices of real tokens went to each expert, (E,) for each layer, None for a dense one."""
+    return tuple(None if output.mixture is None else output.mixture.chosen_E for output in outputs)
 
 
 def at_layer(tree: Any, index: int) -> Any:
@@ -116,7 +121,7 @@ class Block(nn.Module):
         ffn = (MixtureOfExperts if routed else FeedForward)(config, gain=beta, name='ffn')
 
         def feed_forward(x):
-            return ffn(x, inputs.real_BT, deterministic) if routed else (ffn(x, deterministic), {})
+            return ffn(x, inputs.real_BT, deterministic) if routed else (ffn(x, deterministic), None)
 
         in_norm = config.first_norm or not self.first
         residual = Residual(config, alpha, in_norm=in_norm, name='attention_residual')
@@ -130,7 +135,7 @@ class Block(nn.Module):
         cross_weights = cross = None
         if config.norm_position in ('parallel', 'parallel_two_norms'):
             shared = config.norm_position == 'parallel'
-            branch, losses = feed_forward(entered if shared else ffn_residual.enter(x_BTD))
+            branch, mixture = feed_forward(entered if shared else ffn_residual.enter(x_BTD))
             x_BTD = residual.leave(x_BTD, y, deterministic)
         else:
             x_BTD = residual.leave(x_BTD, y, deterministic)
@@ -141,11 +146,11 @@ class Block(nn.Module):
                     cache, deterministic, self.return_attentions,
                 )  # fmt: skip
                 x_BTD = cross_residual.leave(x_BTD, y, deterministic)
-            branch, losses = feed_forward(ffn_residual.enter(x_BTD))
+            branch, mixture = feed_forward(ffn_residual.enter(x_BTD))
         x_BTD = ffn_residual.leave(x_BTD, branch, deterministic)
         new_cache = None if cache is None else LayerCache(mixer, cross, cache.filled)
         hidden = x_BTD if self.return_hiddens else None
-        return x_BTD, LayerOutput(hidden, weights, cross_weights, new_cache, losses)
+        return x_BTD, LayerOutput(hidden, weights, cross_weights, new_cache, mixture)
 
 
 class Period(nn.Module):

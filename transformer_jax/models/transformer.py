@@ -8,11 +8,11 @@ import jax.numpy as jnp
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.layers.cache import Cache, LayerCache
-from transformer_jax.layers.embedding import Embedder, Logits, Table
+from transformer_jax.layers.embedding import Embedder, Logits, word_table
 from transformer_jax.layers.head import Classifier, HeadLayer, pool
 from transformer_jax.models.checks import check_length, check_tokens
 from transformer_jax.models.output import ModelOutput
-from transformer_jax.models.stack import LayerOutput, Stack, StackInputs, total_losses
+from transformer_jax.models.stack import LayerOutput, Stack, StackInputs, choices, total_losses
 from transformer_jax.models.vision import VisionEncoder
 from transformer_jax.ops.masks import Mask, positions_from_mask, positions_from_segments
 
@@ -42,12 +42,12 @@ def _place(config: ModelConfig, tokens_BT, mask_BT, positions_BT, segment_ids_BT
 def _extend(config: ModelConfig, cache: Cache, tokens_BT, mask_BT):
     """Checks tokens on the host; returns (cache with room for them, positions, mask, each layer's cache)."""
     check_tokens(tokens_BT, config.vocab_size)
-    filled = cache.filled
+    filled, lanes = cache.filled, cache.lanes
     cache, positions_BT, mask = cache.extend(jnp.ones_like(tokens_BT) if mask_BT is None else jnp.asarray(mask_BT))
     check_length(config, positions_BT, tokens_BT.shape[1])
     cross = cache.cross or (None,) * len(cache.mixers)
     layers = zip(cache.mixers, cross, strict=True)
-    return cache, positions_BT, mask, tuple(LayerCache(mixer, stored, filled) for mixer, stored in layers)
+    return cache, positions_BT, mask, tuple(LayerCache(mixer, stored, filled, lanes) for mixer, stored in layers)
 
 
 def _collect(embedded, hidden, outputs: list[LayerOutput], prefix: str, return_hiddens, return_attentions):
@@ -74,7 +74,7 @@ class LanguageModel(nn.Module):
 
     def setup(self):
         config = self.config
-        self.embedding = Table(config, config.vocab_size)
+        self.embedding = word_table(config)
         self.embedder = Embedder(config)
         self.stack = Stack(config, config.kind, name=config.kind)
         if config.head_activation != 'none':
@@ -124,6 +124,8 @@ class LanguageModel(nn.Module):
         inputs = StackInputs(positions, visible, real_BT=_real(mask, segment_ids))
         x, outputs = self.stack(x, inputs, caches, deterministic, return_hiddens, return_attentions)
         fields = _collect(embedded, x, outputs, '', return_hiddens, return_attentions)
+        if config.mixture is not None:
+            fields['expert_choices'] = {config.kind: choices(outputs)}
         if cache is not None:
             fields['cache'] = cache.replace(mixers=tuple(output.cache.mixer for output in outputs))
         if config.pooling != 'none':
@@ -151,11 +153,11 @@ class EncoderDecoder(nn.Module):
         config = self.config
         tie = config.tie_embeddings
         if tie in ('inputs', 'all'):
-            self.embedding = Table(config, config.vocab_size)
+            self.embedding = word_table(config)
             self.source_table = self.target_table = self.embedding
         else:
-            self.source_embedding = Table(config, config.vocab_size)
-            self.target_embedding = Table(config, config.vocab_size)
+            self.source_embedding = word_table(config)
+            self.target_embedding = word_table(config)
             self.source_table, self.target_table = self.source_embedding, self.target_embedding
         self.encoder_embedder = Embedder(config)
         self.decoder_embedder = Embedder(config)
@@ -196,7 +198,7 @@ class EncoderDecoder(nn.Module):
         """
         config = self.config
         flags = dict(return_hiddens=return_hiddens, return_attentions=return_attentions)
-        fields, context, losses = {}, None, {}
+        fields, context, losses, loads = {}, None, {}, {}
         if cache is not None:
             source_tokens, source_mask = cache.source, cache.source_mask
         if source_tokens is not None:
@@ -206,6 +208,7 @@ class EncoderDecoder(nn.Module):
             inputs = StackInputs(positions, mask, real_BT=_real(source_mask, source_segment_ids))
             context, outputs = self.encoder(embedded, inputs, None, deterministic, **flags)
             fields |= _collect(embedded, context, outputs, 'encoder_', **flags)
+            loads['encoder'] = choices(outputs)
             losses = {f'encoder_{name}': pair for name, pair in total_losses(outputs).items()}
         source_mask = None if source_mask is None else jnp.asarray(source_mask).astype(bool)
         context_mask = Mask(
@@ -221,6 +224,8 @@ class EncoderDecoder(nn.Module):
         inputs = StackInputs(positions, visible, context_BSD=context, context_mask=context_mask, real_BT=real)
         x, outputs = self.decoder(embedded, inputs, caches, deterministic, **flags)
         fields |= _collect(embedded, x, outputs, '', **flags)
+        if config.mixture is not None:
+            fields['expert_choices'] = loads | {'decoder': choices(outputs)}
         if return_attentions:
             fields['cross_attentions'] = tuple(output.cross_attention_BNTS for output in outputs)
         if cache is not None:

@@ -12,7 +12,7 @@ from transformer_jax.layers.embedding import Embedder
 from transformer_jax.layers.head import Classifier, HeadLayer, pool
 from transformer_jax.layers.patches import Patches
 from transformer_jax.models.output import ModelOutput
-from transformer_jax.models.stack import Stack, StackInputs, total_losses
+from transformer_jax.models.stack import Stack, StackInputs, choices, total_losses
 from transformer_jax.ops.masks import Mask
 
 
@@ -62,6 +62,8 @@ class VisionEncoder(nn.Module):
         inputs = StackInputs(positions, Mask())
         x, outputs = self.encoder(x, inputs, None, deterministic, return_hiddens, return_attentions)
         fields = {'hidden': x, 'aux': total_losses(outputs)}
+        if config.mixture is not None:
+            fields['expert_choices'] = {'encoder': choices(outputs)}
         if return_hiddens:
             fields['hiddens'] = (embedded, *(output.hidden_BTD for output in outputs[:-1]), x)
         if return_attentions:

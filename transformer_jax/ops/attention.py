@@ -2,27 +2,96 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
-from transformer_jax.errors import choose
-from transformer_jax.ops.dropout import dropout
+from transformer_jax.errors import UserError, choose
+from transformer_jax.ops import attention_cudnn, attention_splash, attention_xla
+from transformer_jax.ops.attention_inputs import Dropout, Inputs
 from transformer_jax.ops.masks import Mask
-from transformer_jax.ops.products import einsum
 
-_HIDDEN = -0.7 * float(jnp.finfo(jnp.float32).max)
-_QUERY_BLOCK = 128
+__all__ = ['BACKENDS', 'Dropout', 'attention', 'choose_backend']
+
+_logger = logging.getLogger(__name__)
+
 # From here on `auto` takes the blockwise program: a row of scores then no longer fits a cache.
 _BLOCKWISE_FROM = 2048
 
 
-class Dropout(NamedTuple):
-    """The rate and key of dropout on attention weights."""
+class Backend(NamedTuple):
+    """A program for attention.
 
-    rate: float
-    key: jax.Array
+    Attributes:
+      unsupported: (inputs, platform) -> the feature it lacks, or None.
+      suits: (inputs, platform) -> whether `auto` should take it where it is supported.
+      attend: (inputs, platform) -> out BTNV.
+    """
+
+    unsupported: Callable[[Inputs, str], str | None]
+    suits: Callable[[Inputs, str], bool]
+    attend: Callable[[Inputs, str], jax.Array]
+
+
+def _is_long(inputs: Inputs, platform: str) -> bool:
+    T, S = inputs.lengths
+    return T > 1 and S >= _BLOCKWISE_FROM
+
+
+# In the order in which `auto` tries them.
+BACKENDS = {
+    'splash': Backend(
+        attention_splash.unsupported,
+        lambda inputs, platform: platform == 'tpu' and inputs.lengths[0] > 1,
+        attention_splash.attend,
+    ),
+    'cudnn': Backend(attention_cudnn.unsupported, lambda inputs, platform: platform == 'gpu', attention_cudnn.attend),
+    'blockwise': Backend(
+        lambda inputs, platform: None, _is_long, lambda inputs, platform: attention_xla.blockwise(inputs)
+    ),
+    'reference': Backend(
+        lambda inputs, platform: None,
+        lambda inputs, platform: True,
+        lambda inputs, platform: attention_xla.reference(inputs)[0],
+    ),
+}
+
+
+def choose_backend(backend: str, inputs: Inputs, platform: str) -> str:
+    """Returns the back-end which computes a call: the one named, or for 'auto' the first which supports and suits it.
+
+    Args:
+      platform: 'tpu', 'gpu' or 'cpu'.
+
+    Raises:
+      UserError: for an unknown name, or for a named one which lacks a feature, naming it.
+    """
+    choose('attention_backend', backend, ('auto', *BACKENDS))
+    if backend != 'auto':
+        lacking = BACKENDS[backend].unsupported(inputs, platform)
+        if lacking is not None:
+            raise UserError(f"attention_backend = '{backend}' does not support {lacking}; choose 'auto'")
+        return backend
+    reasons = {}
+    for name, candidate in BACKENDS.items():
+        if not candidate.suits(inputs, platform):
+            continue
+        lacking = candidate.unsupported(inputs, platform)
+        if lacking is None:
+            if inputs.lengths[0] > 1:  # one token, as in a step of decoding or when parameters are made, is no choice
+                _say(platform, name, '; '.join(f'{other} lacks {why}' for other, why in reasons.items()))
+            return name
+        reasons[name] = lacking
+    raise AssertionError('the reference supports everything')
+
+
+@functools.cache
+def _say(platform: str, name: str, reasons: str) -> None:
+    """Logs a choice, once for each."""
+    _logger.info('attention on %s runs as %s%s', platform, name, f' ({reasons})' if reasons else '')
 
 
 def attention(
@@ -49,73 +118,24 @@ def attention(
       mask: which key a query sees.
       scale: 1 / sqrt(H) in the paper.
       bias_BNTS: added to the scores; B and T may be 1.
-      backend: 'reference' holds all scores, 'blockwise' those of 128 queries at a time (O(T) memory, forward and
-        backward), 'auto' takes the first of them that is fit for the size.
-      return_weights: also give the weights BNTS, before dropout; this is the reference's.
+      backend: 'splash' (kernels for TPUs), 'cudnn' (kernels for NVIDIA GPUs), 'blockwise' (scores of 128 queries at a
+        time: O(T) memory, forward and backward), 'reference' (holds all scores), or 'auto': the first of them which
+        supports the call and is meant for this platform and size; the choice is logged.
+      return_weights: also give the weights BNTS, before dropout; this is the reference's, whatever `backend` says.
 
     Raises:
-      UserError: for an unknown backend.
+      UserError: for an unknown back-end, or for one asked for by name which lacks a feature of the call.
     """
-    choose('attention_backend', backend, ('auto', 'reference', 'blockwise'))
-    T, S = query_BTNH.shape[1], key_BSKH.shape[1]
-    if backend == 'auto':
-        backend = 'blockwise' if T > 1 and S >= _BLOCKWISE_FROM else 'reference'
-    if return_weights or backend == 'reference':
-        out, weights = _rows(query_BTNH, key_BSKH, value_BSKH, mask.visible(T, S), bias_BNTS, scale, softcap, drop)
-        return out, weights if return_weights else None
-    return _blockwise(query_BTNH, key_BSKH, value_BSKH, mask, bias_BNTS, scale, softcap, drop), None
+    inputs = Inputs(query_BTNH, key_BSKH, value_BSKH, mask, scale, bias_BNTS, softcap, drop)
+    platform = _platform()
+    chosen = choose_backend(backend, inputs, platform)
+    if return_weights:
+        return attention_xla.reference(inputs)
+    return BACKENDS[chosen].attend(inputs, platform), None
 
 
-def _rows(query_BTNH, key_BSKH, value_BSKH, visible_BTS, bias_BNTS, scale, softcap, drop):
-    B, T, N, H = query_BTNH.shape
-    S, K = key_BSKH.shape[1:3]
-    query_BTKGH = query_BTNH.reshape(B, T, K, N // K, H)
-    # Scaled as fp32 scores: a scaled query would be rounded twice, and so would a scale which is no power of two.
-    scores = scale * einsum('BTKGH,BSKH->BKGTS', query_BTKGH, key_BSKH, jnp.float32)
-    if softcap is not None:
-        scores = softcap * jnp.tanh(scores / softcap)
-    if bias_BNTS is not None:
-        scores += bias_BNTS.astype(jnp.float32).reshape(bias_BNTS.shape[0], K, N // K, *bias_BNTS.shape[2:])
-    if visible_BTS is not None:
-        visible = visible_BTS[:, None, None]
-        scores = jnp.where(visible, scores, _HIDDEN)
-    weights = jax.nn.softmax(scores, axis=-1)
-    if visible_BTS is not None:
-        weights = jnp.where(visible, weights, 0.0)
-    dropped = weights if drop is None else dropout(weights, drop.rate, drop.key)
-    out = einsum('BKGTS,BSKV->BTKGV', dropped.astype(value_BSKH.dtype), value_BSKH)
-    return out.reshape(B, T, N, -1), weights.reshape(B, N, T, S)
-
-
-def _blockwise(query_BTNH, key_BSKH, value_BSKH, mask, bias_BNTS, scale, softcap, drop):
-    """One block of queries after another; the backward pass makes each block's scores anew."""
-    B, T, N, H = query_BTNH.shape
-    S = key_BSKH.shape[1]
-    blocks = -(-T // _QUERY_BLOCK)
-    padded = [(0, 0), (0, blocks * _QUERY_BLOCK - T), (0, 0), (0, 0)]
-    query_BTNH = jnp.pad(query_BTNH, padded)
-    offset = S - T if mask.offset is None else mask.offset
-    mask = mask.replace(
-        offset=offset,
-        query_segments_BT=_pad_rows(mask.query_segments_BT, blocks * _QUERY_BLOCK),
-        query_positions_BT=_pad_rows(mask.query_positions_BT, blocks * _QUERY_BLOCK),
-    )
-    rows_of_bias = bias_BNTS is not None and bias_BNTS.shape[2] > 1
-    if rows_of_bias:
-        bias_BNTS = jnp.pad(bias_BNTS, [(0, 0), (0, 0), padded[1], (0, 0)])
-
-    @jax.checkpoint
-    def block(index):
-        start = index * _QUERY_BLOCK
-        query = jax.lax.dynamic_slice_in_dim(query_BTNH, start, _QUERY_BLOCK, axis=1)
-        bias = jax.lax.dynamic_slice_in_dim(bias_BNTS, start, _QUERY_BLOCK, axis=2) if rows_of_bias else bias_BNTS
-        own = None if drop is None else Dropout(drop.rate, jax.random.fold_in(drop.key, index))
-        visible = mask.visible(T, S, start, _QUERY_BLOCK)
-        return _rows(query, key_BSKH, value_BSKH, visible, bias, scale, softcap, own)[0]
-
-    out = jax.lax.map(block, jnp.arange(blocks))
-    return jnp.moveaxis(out, 0, 1).reshape(B, blocks * _QUERY_BLOCK, N, -1)[:, :T]
-
-
-def _pad_rows(x_BT, length):
-    return None if x_BT is None else jnp.pad(x_BT, [(0, 0), (0, length - x_BT.shape[1])])
+def _platform() -> str:
+    """Returns what the program is traced for: the platform of the mesh if there is one, else JAX's default."""
+    mesh = jax.sharding.get_abstract_mesh()
+    device = None if mesh.empty else mesh.abstract_device
+    return jax.default_backend() if device is None else device.platform

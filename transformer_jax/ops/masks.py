@@ -24,6 +24,7 @@ class Mask:
       query_segments_BT, key_segments_BS: only keys of the query's own segment are seen, and segment 0 sees nothing.
       query_positions_BT, key_positions_BS: positions for the window (None: the order in the array).
       offset: the slot of the first query (None: S - T).
+      shown_BTS: the keys which each query sees, where no rule says it.
     """
 
     causal: bool = flax.struct.field(pytree_node=False, default=False)
@@ -35,6 +36,7 @@ class Mask:
     query_positions_BT: jax.Array | None = None
     key_positions_BS: jax.Array | None = None
     offset: jax.Array | None = None
+    shown_BTS: jax.Array | None = None
 
     def __and__(self, other: Mask) -> Mask:
         merged = {}
@@ -73,6 +75,10 @@ class Mask:
         if self.query_segments_BT is not None:
             keys = self.key_segments_BS[:, None, :]
             conditions.append((of_queries(self.query_segments_BT) == keys) & (keys != 0))
+        if self.shown_BTS is not None:
+            # Rows of queries past the end are those of padding.
+            rows = start + jnp.arange(size)
+            conditions.append(self.shown_BTS if size == T else jnp.take(self.shown_BTS, rows, axis=1, mode='clip'))
         if not conditions:
             return None
         result = conditions[0]
@@ -82,7 +88,7 @@ class Mask:
 
 
 def _only_one(mine, theirs):
-    raise ValueError('two masks which both state segments, positions, a prefix or an offset cannot be joined')
+    raise ValueError('two masks which both state segments, positions, a prefix, an offset or keys cannot be joined')
 
 
 _JOIN = {field.name: _only_one for field in dataclasses.fields(Mask)} | {

@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from transformer_jax.ops.quantized import QuantizedArray
 
-def einsum(spec: str, a: jax.Array, b: jax.Array, dtype: DTypeLike | None = None) -> jax.Array:
+
+def einsum(spec: str, a: jax.Array, b: jax.Array | QuantizedArray, dtype: DTypeLike | None = None) -> jax.Array:
     """Contracts two arrays: operands in `a`'s dtype, sums in fp32, then one rounding to `dtype`.
 
     y = round(sum_k a_k round(b_k)); the gradients are computed alike, and returned in each operand's own dtype, so
@@ -18,9 +20,11 @@ def einsum(spec: str, a: jax.Array, b: jax.Array, dtype: DTypeLike | None = None
     Args:
       spec: an explicit two-operand einsum such as 'BTD,DNH->BTNH'. Each letter stands in at least two of its terms.
       a: activations; its dtype is the compute dtype.
-      b: parameters or activations; rounded to the compute dtype.
+      b: parameters or activations; rounded to the compute dtype. A quantised matrix has products of its own.
       dtype: of the result (None: that of `a`).
     """
+    if isinstance(b, QuantizedArray):
+        return b.contract(spec, a).astype(dtype or a.dtype)
     if a.dtype == b.dtype == jnp.float32:
         # Also keeps forward-mode differentiation, which a custom VJP does not have.
         return jnp.einsum(spec, a, b).astype(dtype or a.dtype)
@@ -28,7 +32,24 @@ def einsum(spec: str, a: jax.Array, b: jax.Array, dtype: DTypeLike | None = None
 
 
 def _accumulate(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
+    terms, result = spec.split('->')
+    left, right = terms.split(',')
+    shared = ''.join(axis for axis in left if axis in right and axis in result)
+    if not shared:
+        return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
+    # XLA on CPU has no bf16 product over a batch whose first operand is summed along another axis than its last, and
+    # says so only when it runs. So the first operand is that whose axes come first in the result, else XLA exchanges
+    # the two, and it is put in order beforehand, where its transpose cannot be folded into the product.
+    own = [[axis for axis in term if axis in result and axis not in shared] for term in (left, right)]
+    if all(own) and result.index(own[0][0]) > result.index(own[1][0]):
+        return _accumulate(f'{right},{left}->{result}', b, a)
+    summed = ''.join(axis for axis in left if axis not in result)
+    first, ordered = shared + ''.join(own[0]) + summed, shared + ''.join(own[0] + own[1])
+    if first != left:
+        a = jnp.transpose(a, [left.index(axis) for axis in first])
+        a = jax.lax.platform_dependent(a, cpu=jax.lax.optimization_barrier, default=lambda a: a)
+    product = jnp.einsum(f'{first},{right}->{ordered}', a, b, preferred_element_type=jnp.float32)
+    return jnp.transpose(product, [ordered.index(axis) for axis in result])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

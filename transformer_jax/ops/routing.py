@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from transformer_jax.subconfigs import MixtureConfig
 
@@ -72,10 +73,29 @@ def balance_loss(routing: Routing, real_n: jax.Array) -> jax.Array:
     E = routing.share_nE.shape[-1]
     real = real_n.astype(jnp.float32)
     count = jnp.maximum(real.sum(), 1.0)
-    chosen_E = jnp.bincount(routing.experts_nk.ravel(), jnp.repeat(real, routing.experts_nk.shape[1]), length=E)
-    frequency_E = chosen_E / (count * routing.experts_nk.shape[1])
+    frequency_E = choices_per_expert(routing, real_n) / (count * routing.experts_nk.shape[1])
     share_E = (routing.share_nE * real[:, None]).sum(axis=0) / count
     return E * (frequency_E * share_E).sum()
+
+
+def choices_per_expert(routing: Routing, real_n: jax.Array) -> jax.Array:
+    """Returns how many choices of real tokens went to each expert, (E,) fp32."""
+    E = routing.share_nE.shape[-1]
+    hits_nkE = (routing.experts_nk[..., None] == jnp.arange(E)) & real_n[:, None, None]
+    return hits_nkE.sum(axis=(0, 1), dtype=jnp.float32)
+
+
+def bias_step(chosen_E: jax.Array, rate: float) -> jax.Array:
+    """Returns rate sign(mean c - c_i) for each expert i: up for those with few choices c, down for those with many.
+
+    Added to the correction bias after a step, it balances the load without a loss (Wang et al. 2024, "Auxiliary-Loss-
+    Free Load Balancing", algorithm 1; DeepSeek-V3, 2024, section 2.1.2, where the rate is called the bias update
+    speed).
+
+    Args:
+      chosen_E: choices per expert, leading axes (such as layers) before E.
+    """
+    return rate * jnp.sign(chosen_E.mean(axis=-1, keepdims=True) - chosen_E)
 
 
 def z_loss(logits_nE: jax.Array, real_n: jax.Array) -> jax.Array:
@@ -84,11 +104,11 @@ def z_loss(logits_nE: jax.Array, real_n: jax.Array) -> jax.Array:
 
 
 class Groups(NamedTuple):
-    """The n x k choices sorted by expert, choices of padding last.
+    """The n x k choices sorted by expert, those which are nobody's last.
 
     Attributes:
       order_m: number of the choice, token x k + place, at each of the m = n k sorted places.
-      expert_m: the expert at each place, E for padding.
+      expert_m: the expert at each place, E for nobody.
       rank_m: how many choices of the same expert stand before it.
       sizes_E: choices of each expert.
     """
@@ -99,20 +119,26 @@ class Groups(NamedTuple):
     sizes_E: jax.Array
 
 
-def group_by_expert(experts_nk: jax.Array, real_n: jax.Array, num_experts: int) -> Groups:
-    """Sorts choices by expert; within an expert all first choices come before second ones, each in order of tokens."""
+def group_by_expert(experts_nk: jax.Array, num_experts: int) -> Groups:
+    """Sorts choices by expert; within an expert all first choices come before second ones, each in order of tokens.
+
+    A choice of expert E is nobody's, as those of padding are.
+    """
     n, k = experts_nk.shape
-    expert = jnp.where(real_n[:, None], experts_nk, num_experts)
-    by_place = jnp.argsort(expert.T.ravel(), stable=True)
+    by_place = jnp.argsort(experts_nk.T.ravel(), stable=True)
     order = by_place % n * k + by_place // n
-    expert_m = expert.ravel()[order]
+    expert_m = experts_nk.ravel()[order]
     counts = jnp.bincount(expert_m, length=num_experts + 1)
     starts = jnp.cumsum(counts) - counts
     return Groups(order, expert_m, jnp.arange(n * k) - starts[expert_m], counts[:num_experts])
 
 
-def grouped_product(x_mA: jax.Array, kernel_EAB: jax.Array, sizes_E: jax.Array) -> jax.Array:
-    """Returns x_m W_e for rows grouped by expert e, fp32 sums rounded to x's dtype; rows past all groups give zeros.
+def grouped_product(
+    x_mA: jax.Array, kernel_EAB: jax.Array, sizes_E: jax.Array, dtype: DTypeLike | None = None
+) -> jax.Array:
+    """Returns x_m W_e for rows grouped by expert e; rows past all groups give zeros.
+
+    Sums are fp32 and rounded to `dtype` (None: that of x).
 
     `jax.lax.ragged_dot` leaves those rows to the backend, forward and backward, so both are masked here.
     """
@@ -120,4 +146,4 @@ def grouped_product(x_mA: jax.Array, kernel_EAB: jax.Array, sizes_E: jax.Array) 
     x_mA = jnp.where(inside, x_mA, 0)
     kernel = kernel_EAB.astype(x_mA.dtype)
     y = jax.lax.ragged_dot(x_mA, kernel, sizes_E.astype(jnp.int32), preferred_element_type=jnp.float32)
-    return jnp.where(inside, y, 0).astype(x_mA.dtype)
+    return jnp.where(inside, y, 0).astype(dtype or x_mA.dtype)

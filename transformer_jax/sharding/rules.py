@@ -12,6 +12,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from transformer_jax.errors import UserError, suggest
 
+MESH_AXES = ('data', 'fsdp', 'expert', 'sequence', 'tensor')
+"""Outermost first: the axes which communicate most per step lie on neighbouring devices."""
+
 Rules = Mapping[str, tuple[str, ...]]
 
 DEFAULT_RULES: Rules = MappingProxyType(
@@ -33,6 +36,26 @@ DEFAULT_RULES: Rules = MappingProxyType(
     }
 )
 """Mesh axes of each logical axis: data parallel, FSDP over D, tensor parallel over N, K, F and V, experts over E."""
+
+
+def parse_rules(text: str) -> Rules:
+    """Returns the default rules with the changes of `text`, such as 'kv_heads=none,vocab=tensor+fsdp'.
+
+    Raises:
+      UserError: for an unknown logical or mesh axis, with the nearest which is known.
+    """
+    rules = dict(DEFAULT_RULES)
+    for entry in filter(None, text.replace(' ', '').split(',')):
+        name, sign, axes = entry.partition('=')
+        if not sign or not axes:
+            raise UserError(f"mesh.rules has '{entry}'; a rule is NAME=AXIS, NAME=AXIS+AXIS or NAME=none")
+        if name not in rules:
+            raise UserError(f"mesh.rules names the logical axis '{name}'{suggest(name, rules)}")
+        rules[name] = () if axes == 'none' else tuple(axes.split('+'))
+        for axis in rules[name]:
+            if axis not in MESH_AXES:
+                raise UserError(f"mesh.rules gives '{name}' the mesh axis '{axis}'{suggest(axis, MESH_AXES)}")
+    return MappingProxyType(rules)
 
 
 def resolve(abstract: Any, axes: Any, mesh: Mesh, rules: Rules = DEFAULT_RULES) -> Any:

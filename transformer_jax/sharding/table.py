@@ -9,9 +9,8 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from transformer_jax.errors import UserError
+from transformer_jax.sharding.mesh import device_bytes
 from transformer_jax.sharding.rules import DEFAULT_RULES, Rules, resolve
-
-REPLICATED_LIMIT_BYTES = 64 * 2**20
 
 
 class _Row(NamedTuple):
@@ -79,9 +78,26 @@ def _spec(spec: PartitionSpec) -> str:
     return ' '.join('+'.join(entry) for entry in entries) or '-'
 
 
-def check_replicated(
-    abstract: Any, axes: Any, mesh: Mesh, rules: Rules = DEFAULT_RULES, limit_bytes: int = REPLICATED_LIMIT_BYTES
-) -> None:
+def check_memory(state: Any, mesh: Mesh) -> str:
+    """Returns a line which holds the bytes of a state (shapes with shardings) against the memory of a device.
+
+    Raises:
+      UserError: if the state alone is larger than a device.
+    """
+    needed, device = bytes_per_device(state), mesh.local_devices[0]
+    memory = device_bytes(device)
+    if needed > memory:
+        raise UserError(
+            f'parameters and optimizer state take {needed:,} bytes on each device, and a {device.device_kind} has '
+            f'{memory:,}; raise mesh.fsdp or mesh.tensor (mesh.layout = auto chooses fsdp), or take more devices'
+        )
+    return (
+        f'parameters and optimizer state: {needed:,} bytes of the {memory:,} of each {device.device_kind} device '
+        f'({100 * needed / memory:.1f} %); gradients and activations come on top'
+    )
+
+
+def check_replicated(abstract: Any, axes: Any, mesh: Mesh, rules: Rules = DEFAULT_RULES, *, limit_bytes: int) -> None:
     """Refuses large arrays which every device would hold whole although the mesh is there to split parameters.
 
     Raises:
@@ -94,5 +110,5 @@ def check_replicated(
         listed = ', '.join(f'{row.name} {row.shape} {row.axes} of {row.bytes:,} bytes' for row in whole)
         raise UserError(
             f'every device would hold these arrays whole, above the limit of {limit_bytes:,} bytes: {listed}; '
-            'give one of their logical axes a rule, or raise the limit'
+            'give one of their logical axes a rule, or raise mesh.replicated_mib'
         )

@@ -13,8 +13,11 @@ from transformer_jax.decode_config import DecodeConfig
 from transformer_jax.errors import UserError, choose, suggest
 from transformer_jax.sharding import MeshConfig
 
-OPTIMIZERS = ('adam', 'adamw')
+OPTIMIZERS = ('adam', 'adamw', 'adafactor')
+MOMENTS = ('float32', 'int8')
+MASTERS = ('none', 'float32')
 SCHEDULES = ('noam', 'cosine', 'linear', 'constant')
+EXPERT_BIASES = ('fixed', 'balance')
 RANDOM_BITS = ('threefry2x32', 'rbg', 'unsafe_rbg')
 
 
@@ -30,6 +33,11 @@ class OptimizerConfig:
     `learning_rate` is the peak rate of cosine, linear and constant schedules, and the factor before
     D^-0.5 min(n^-0.5, n W^-1.5) of `noam`. `weight_decay` is decoupled and touches matrices only.
     `final_fraction` is the last rate of cosine and linear over the peak. `clip_norm` bounds the global norm.
+
+    `name`: 'adam', 'adamw' or 'adafactor', which keeps a row and a column in place of a second moment and no first one
+    (Shazeer and Stern 2018), and moves each matrix by a share of its own size. `moments` of Adam: 'float32', or 'int8'
+    in blocks (Dettmers et al. 2021). `master`: 'float32' keeps copies of the parameters in fp32, of which parameters in
+    bfloat16 (model.param_dtype) are the rounding; else updates below half a unit of the last place would be lost.
     """
 
     name: str = 'adam'
@@ -42,9 +50,13 @@ class OptimizerConfig:
     eps: float = 1e-9
     weight_decay: float = 0.0
     clip_norm: float | None = None
+    moments: str = 'float32'
+    master: str = 'none'
 
     def __post_init__(self):
         choose('optimizer.name', self.name, OPTIMIZERS)
+        choose('optimizer.moments', self.moments, MOMENTS)
+        choose('optimizer.master', self.master, MASTERS)
         choose('optimizer.schedule', self.schedule, SCHEDULES)
         _require(self.learning_rate > 0, f'optimizer.learning_rate = {self.learning_rate} must be above 0')
         _require(self.warmup_steps >= 0, f'optimizer.warmup_steps = {self.warmup_steps} must be 0 or more')
@@ -60,6 +72,14 @@ class OptimizerConfig:
             self.weight_decay == 0 or self.name == 'adamw',
             f"optimizer.weight_decay = {self.weight_decay} needs optimizer.name 'adamw', not '{self.name}'",
         )
+        if self.name == 'adafactor':
+            defaults = {field.name: field.default for field in dataclasses.fields(self)}
+            for field in ('b1', 'b2', 'eps', 'moments'):
+                _require(
+                    getattr(self, field) == defaults[field],
+                    f"optimizer.{field} = {getattr(self, field)!r} means nothing to 'adafactor', which has no such "
+                    f'choice; leave it at {defaults[field]!r}',
+                )
         _require(
             self.clip_norm is None or self.clip_norm > 0,
             f'optimizer.clip_norm = {self.clip_norm} must be above 0 or None',
@@ -71,7 +91,10 @@ class TrainingConfig:
     """How long and how carefully a run trains; all durations count optimizer steps unless they say seconds.
 
     `accumulate` splits the rows of each batch into that many micro-batches. `random_bits` names the generator of
-    dropout masks. `average_last` checkpoints, spaced by `checkpoint_every`, are averaged at the end (section 6.1).
+    dropout masks. `best_metric`, of the validation split, names the checkpoint which is kept beside the last `keep`.
+    `average_last` checkpoints, spaced by `checkpoint_every`, are averaged at the end (section 6.1).
+    `expert_bias`: the correction biases of a mixture of experts are 'fixed', or 'balance': each moves by
+    `expert_bias_rate` a step against its expert's load in the batch (DeepSeek-V3, section 2.1.2).
     """
 
     steps: int = 10_000
@@ -91,10 +114,14 @@ class TrainingConfig:
     ema_decay: float | None = None
     average_last: int = 1
     nonfinite_limit: int = 10
+    expert_bias: str = 'fixed'
+    expert_bias_rate: float = 1e-3
 
     def __post_init__(self):
         choose('training.random_bits', self.random_bits, RANDOM_BITS)
-        choose('training.best_metric', self.best_metric, ('loss', 'bleu'))
+        choose('training.expert_bias', self.expert_bias, EXPERT_BIASES)
+        _require(self.expert_bias_rate > 0, f'training.expert_bias_rate = {self.expert_bias_rate} must be above 0')
+        choose('training.best_metric', self.best_metric, ('loss', 'bleu', 'accuracy'))
         for name in (
             'steps', 'accumulate', 'log_every', 'evaluate_every', 'bleu_sentences', 'checkpoint_every', 'keep',
             'average_last', 'nonfinite_limit',

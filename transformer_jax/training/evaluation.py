@@ -16,7 +16,7 @@ from transformer_jax.data.pipeline import EvaluationPipeline
 from transformer_jax.data.sources import Source, iterate
 from transformer_jax.data.tokenizers import Tokenizer
 from transformer_jax.decode_config import DecodeConfig
-from transformer_jax.sharding import batch_sharding, place_batch
+from transformer_jax.sharding import DEFAULT_RULES, Rules, batch_shardings, place_batch, row_share
 from transformer_jax.training.compiled import AheadOfTime
 from transformer_jax.training.scores import Scores, score
 from transformer_jax.training.state import with_shardings
@@ -34,15 +34,17 @@ class Evaluator:
     def __init__(
         self,
         model: nn.Module,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         objective: Objective,
         data: DataConfig,
         decode: DecodeConfig,
         mesh: Mesh,
+        rules: Rules = DEFAULT_RULES,
     ):
-        self._model, self._tokenizer, self._objective, self._mesh = model, tokenizer, objective, mesh
+        self._model, self._tokenizer, self._objective = model, tokenizer, objective
+        self._mesh, self._rules = mesh, rules
         self._data, self._decode, self.references = data, decode, objective.references
-        self._step = AheadOfTime('evaluation step', make_eval_step(model), keyed_by=1)
+        self._step = AheadOfTime('evaluation step', make_eval_step(model, mesh, rules), keyed_by=1)
         self._pipelines: dict[str, EvaluationPipeline] = {}
 
     def loss(self, params: Any, source: Source) -> dict[str, float]:
@@ -55,7 +57,7 @@ class Evaluator:
         pipeline = self._pipeline(source)
         if not self._step.compilations:
             self._compile(params, pipeline)
-        sums = [self._step(params, place_batch(_for_model(batch), self._mesh)) for batch in pipeline]
+        sums = [self._step(params, place_batch(_for_model(batch), self._mesh, self._rules)) for batch in pipeline]
         totals = jax.tree.map(lambda *parts: math.fsum(float(part) for part in parts), *jax.device_get(sums))
         return self._objective.metrics(totals, pipeline.examples)
 
@@ -78,14 +80,13 @@ class Evaluator:
     def _pipeline(self, source: Source) -> EvaluationPipeline:
         if source.name not in self._pipelines:
             self._pipelines[source.name] = EvaluationPipeline(
-                source, self._tokenizer, self._objective, self._data, jax.process_index(), jax.process_count()
+                source, self._tokenizer, self._objective, self._data, *row_share(self._mesh, self._rules)
             )
         return self._pipelines[source.name]
 
     def _compile(self, params: Any, pipeline: EvaluationPipeline) -> None:
-        (shapes,) = pipeline.shapes()
-        rows = batch_sharding(self._mesh)
-        self._step.compile(params, jax.tree.map(lambda x: with_shardings(x, rows), _for_model(shapes)))
+        (shapes,) = map(_for_model, pipeline.shapes())
+        self._step.compile(params, with_shardings(shapes, batch_shardings(shapes, self._mesh, self._rules)))
 
 
 def _for_model(batch: dict[str, Any]) -> dict[str, Any]:

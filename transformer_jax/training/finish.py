@@ -20,11 +20,13 @@ from transformer_jax.training.state import TrainState
 _logger = logging.getLogger(__name__)
 
 SAMPLES_FILE = 'samples.txt'
+TRANSLATIONS_FILE = 'translations_{split}.txt'
 SAMPLES = 8
 
 
 def finish(run: Run, evaluator: Evaluator, state: TrainState, seconds: float) -> dict[str, Any]:
-    """Returns the result of a trained run, after writing it with plots/*.png and, of translations, samples.txt.
+    """Returns the result of a trained run, after writing it with plots/*.png and, of translations, samples.txt and
+    translations_<split>.txt, one line for each example of the split in its order.
 
     Judged are the mean of the last `average_last` checkpoints, else the moving average, else the last parameters.
     """
@@ -44,26 +46,30 @@ def finish(run: Run, evaluator: Evaluator, state: TrainState, seconds: float) ->
     samples: list[dict[str, str]] = []
     for split, source in (('valid', run.valid_source), ('test', run.test_source)):
         if source is not None:
-            result[split], samples = _judge(evaluator, params, source)
+            result[split], samples, translations = _judge(evaluator, params, source)
+            if run.is_first and translations:
+                path = run.directory.path / TRANSLATIONS_FILE.format(split=split)
+                path.write_text('\n'.join(translations) + '\n')
             _logger.info('%s: loss %.4f, %s', split, result[split]['loss'], result[split]['scores'])
     result['samples'] = samples
+    draw(run, params, samples)
     if run.is_first:
         if evaluator.references:
             _write_samples(run, samples)
-        draw(run, params, samples)
         run.directory.write_json(RESULT_FILE, result)
     return result
 
 
-def _judge(evaluator: Evaluator, params: Any, source: Source) -> tuple[dict[str, Any], list[dict[str, str]]]:
+def _judge(evaluator: Evaluator, params: Any, source: Source) -> tuple[dict[str, Any], list[dict[str, str]], list[str]]:
+    """Returns the numbers of a split, samples of it, and its translations."""
     if not evaluator.references:
         found = evaluator.loss(params, source)
         shown = ', '.join(f'{name} {value:.4g}' for name, value in found.items() if name != 'loss')
-        return {**found, 'scores': shown}, []
+        return {**found, 'scores': shown}, [], []
     scores, hypotheses = evaluator.scores(params, source)
     chosen = range(0, len(source), max(len(source) // SAMPLES, 1))[:SAMPLES]
     samples = [{**source[index], 'translation': hypotheses[index]} for index in chosen]
-    return {**evaluator.loss(params, source), 'scores': str(scores), **scores.to_dict()}, samples
+    return {**evaluator.loss(params, source), 'scores': str(scores), **scores.to_dict()}, samples, hypotheses
 
 
 def _average(run: Run) -> Any:

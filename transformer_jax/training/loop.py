@@ -10,18 +10,21 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer_jax.checkpoints import CheckpointManager
 from transformer_jax.checkpoints.processes import all_true
 from transformer_jax.data.sources import open_split
 from transformer_jax.errors import UserError
 from transformer_jax.models import abstract_params
-from transformer_jax.sharding import batch_sharding, place_batch
+from transformer_jax.sharding import batch_shardings, place_batch
 from transformer_jax.training.compiled import AheadOfTime, shape_key
 from transformer_jax.training.config import Experiment
 from transformer_jax.training.finish import finish
 from transformer_jax.training.flops import training_flops
 from transformer_jax.training.metrics import Lagged, MetricsWriter, Window
+from transformer_jax.training.run_directory import RunDirectory
 from transformer_jax.training.setup import Run, evaluation_params, prepare
 from transformer_jax.training.state import TrainState, with_shardings
 from transformer_jax.training.step import make_train_step
@@ -47,6 +50,11 @@ def train(experiment: Experiment, workdir: str, report: Report = lambda step, va
     Raises:
       UserError: for anything in config, data or directory that a user can put right; `NotFinite` when it diverged.
     """
+    with RunDirectory(workdir).at_work():
+        return _train(experiment, workdir, report)
+
+
+def _train(experiment: Experiment, workdir: str, report: Report) -> dict[str, Any]:
     run = prepare(experiment, workdir)
     done = run.directory.result()
     if done is not None and done['step'] == experiment.training.steps:
@@ -111,26 +119,33 @@ class Sitting:
         return self._seconds_before + time.monotonic() - self._began
 
     def _compile(self) -> None:
-        run, rows = self._run, batch_sharding(self._run.mesh)
-        jitted = make_train_step(run.model, run.optimizer, run.schedule, self._config, run.shardings)
+        run, rules = self._run, self._run.experiment.mesh.logical_rules
+        words = run.model.config.vocab_size if run.model.config.head == 'lm' else None
+        jitted = make_train_step(run.model, run.optimizer, run.schedule, self._config, run.shardings, rules, words)
         self._train_step = AheadOfTime('train step', jitted, keyed_by=1)
+        # As an array, so that runs which differ by their seed alone share a cached program; wrapped as key() wraps it.
+        seed = np.int64(self._config.seed).astype(np.int32)
+        self._seed = jax.device_put(seed, NamedSharding(run.mesh, PartitionSpec()))
         self._flops: dict[Any, int] = {}
         for shapes in self._pipeline.shapes():
-            batch = with_shardings(shapes, jax.tree.map(lambda _: rows, shapes))
-            self._train_step.compile(run.abstract, batch)
+            batch = with_shardings(shapes, batch_shardings(shapes, run.mesh, rules))
+            self._train_step.compile(run.abstract, batch, self._seed)
             self._flops[shape_key(batch)] = training_flops(run.model, abstract_params(run.model)[0], shapes['inputs'])
 
     def _start(self) -> tuple[TrainState, int]:
         """Returns state and step: of the run's newest intact checkpoint, else from the seed."""
         if self._manager.latest_step() is None:
             return self._run.init(), 0
-        restored = self._manager.restore(self._run.abstract)
-        saved, own = restored.metadata['tokenizer'], self._run.tokenizer.fingerprint
+        restored = self._run.restore(self._manager)
+        saved, own = restored.metadata['tokenizer'], self._run.vocabulary
         if saved != own:
             raise UserError(
                 f'checkpoint {restored.step} was trained with vocabulary {saved}, but {self._run.directory.path} now '
                 f'has {own}; put the old tokenizer.model back'
             )
+        # config.json may have been lost; what was trained is in the checkpoint too.
+        trained = Experiment.from_dict(restored.metadata['experiment'])
+        self._run.directory.check_same(trained, self._run.experiment)
         _logger.info('going on from the checkpoint of step %d', restored.step)
         self._seconds_before = restored.metadata['seconds']
         return restored.state, restored.step
@@ -154,9 +169,9 @@ class Sitting:
                 self._writer.close()
 
     def _take_step(self, batch: dict[str, Any]) -> None:
-        batch = place_batch(batch, self._run.mesh)
+        batch = place_batch(batch, self._run.mesh, self._run.experiment.mesh.logical_rules)
         with jax.transfer_guard('disallow'):
-            self.state, metrics = self._train_step(self.state, batch)
+            self.state, metrics = self._train_step(self.state, batch, self._seed)
         self.step += 1
         self._read(self._lagged.push(self.step, {**metrics, 'flops': self._flops[shape_key(batch)]}))
 
@@ -215,7 +230,7 @@ class Sitting:
     def _save(self) -> None:
         metadata = {
             'experiment': self._run.experiment.to_dict(),
-            'tokenizer': self._run.tokenizer.fingerprint,
+            'tokenizer': self._run.vocabulary,
             'data': {'seed': self._config.seed, 'step': self.step},
             'seconds': self.seconds,
             'metrics': self._judged,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import time
@@ -12,7 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 
+_log = logging.getLogger(__name__)
+
 METRICS_FILE = 'metrics.jsonl'
+# Metrics of a step which are no auxiliary losses.
+_OWN = ('loss', 'weight', 'rate', 'gradient_norm', 'skipped', 'skipped_in_row', 'flops')
 
 
 class Lagged:
@@ -48,8 +53,9 @@ class Window:
         """Starts a new window now."""
         self._start = time.perf_counter()
         self._loss = self._tokens = self._flops = 0.0
+        self._aux: dict[str, float] = {}
         self._last: dict[str, float] = {}
-        self._steps = 0
+        self._steps = self._counted = 0
 
     def leave_out(self, seconds: float) -> None:
         """Leaves out time in which no step ran, such as that of an evaluation."""
@@ -60,15 +66,19 @@ class Window:
         if metrics['skipped_in_row'] == 0:
             self._loss += metrics['loss'] * metrics['weight']
             self._tokens += metrics['weight']
+            self._counted += 1
+            for name in metrics.keys() - set(_OWN):
+                self._aux[name] = self._aux.get(name, 0.0) + metrics[name]
         self._flops += metrics['flops']
         self._steps += 1
         self._last = metrics
 
     def summary(self) -> dict[str, float]:
-        """Returns loss (token mean, nats), last rate, gradient norm and skipped steps, and speeds."""
+        """Returns loss (token mean, nats), auxiliary losses (step mean), last rate, gradient norm, skipped, speeds."""
         seconds = time.perf_counter() - self._start
         return {
             'loss': self._loss / self._tokens if self._tokens else math.nan,
+            **{name: self._aux[name] / self._counted for name in sorted(self._aux)},
             **{name: self._last[name] for name in ('rate', 'gradient_norm', 'skipped')},
             'tokens_per_second': self._tokens / seconds,
             'flops_per_second': self._flops / seconds,
@@ -118,11 +128,15 @@ class MetricsWriter:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a metrics file; a last line which a kill cut short is left out."""
-    lines = []
-    for text in path.read_text().splitlines() if path.exists() else ():
+    """Returns the lines of a metrics file; left out are a last line cut short by a kill and, told, others."""
+    lines, bad = [], []
+    texts = path.read_bytes().splitlines() if path.exists() else []
+    for number, text in enumerate(texts, 1):
         try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            break
+            line = json.loads(text)
+            lines.append({**line, 'step': int(line['step'])})
+        except (ValueError, KeyError, TypeError):  # UnicodeDecodeError is a ValueError.
+            bad.append(number)
+    if bad not in ([], [len(texts)]):
+        _log.warning('left out of %s: lines which are no numbers of a step, %s', path, ', '.join(map(str, bad)))
     return lines

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from transformer_jax.training.config import OptimizerConfig
+from transformer_jax.training.quantized_adam import scale_by_quantized_adam
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 
@@ -66,7 +67,7 @@ def decay_mask(params: Any, axes: Any = None) -> Any:
 
 
 def make_optimizer(config: OptimizerConfig, schedule: Schedule, axes: Any = None) -> optax.GradientTransformation:
-    """Returns clip -> Adam -> decoupled decay -> minus the rate of this update.
+    """Returns clip -> Adam or Adafactor -> decoupled decay -> minus the rate of this update.
 
     optax counts updates from 0 and the schedule from 1, so update 1 has schedule(1). Gradients of several
     micro-batches are summed in the train step, so one call here is one update.
@@ -74,8 +75,43 @@ def make_optimizer(config: OptimizerConfig, schedule: Schedule, axes: Any = None
     parts = []
     if config.clip_norm is not None:
         parts.append(optax.clip_by_global_norm(config.clip_norm))
-    parts.append(optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps))
+    if config.name == 'adafactor':
+        parts += [optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms()]
+    elif config.moments == 'int8':
+        parts.append(scale_by_quantized_adam(config.b1, config.b2, config.eps, axes))
+    else:
+        parts.append(optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps))
     if config.name == 'adamw':
         parts.append(optax.add_decayed_weights(config.weight_decay, mask=lambda params: decay_mask(params, axes)))
     parts.append(optax.scale_by_learning_rate(lambda count: schedule(count + 1)))
-    return optax.chain(*parts)
+    optimizer = optax.chain(*parts)
+    return optimizer if config.master == 'none' else with_master_copies(optimizer)
+
+
+class MasterState(NamedTuple):
+    """fp32 copies of the parameters, and the state of the optimizer which moves them."""
+
+    copies: Any
+    inner: optax.OptState
+
+
+def with_master_copies(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Returns the optimizer on fp32 copies, of which the parameters are the rounding (Micikevicius et al. 2018, 3.1).
+
+    An update which the parameters' type cannot show is kept in the copy, and shows once it has added up.
+    """
+
+    def init(params):
+        # Arrays of their own: the train step donates its state, and one buffer cannot be donated twice.
+        copies = jax.tree.map(lambda x: jnp.array(x, jnp.float32, copy=True), params)
+        return MasterState(copies, optimizer.init(copies))
+
+    def update(gradients, state, params):
+        wide = jax.tree.map(lambda x: x.astype(jnp.float32), gradients)
+        updates, inner = optimizer.update(wide, state.inner, state.copies)
+        copies = optax.apply_updates(state.copies, updates)
+        # Added in fp32 and rounded by apply_updates, these differences make the parameters the rounded copies.
+        differences = jax.tree.map(lambda copy, x: copy - x.astype(jnp.float32), copies, params)
+        return differences, MasterState(copies, inner)
+
+    return optax.GradientTransformation(init, update)

@@ -9,6 +9,8 @@ import numpy as np
 
 from transformer_jax.analysis.attention import AttentionMap, draw_attention
 from transformer_jax.analysis.curves import draw_curves
+from transformer_jax.decoding.placement import on_every_host
+from transformer_jax.sharding import tracing_on
 from transformer_jax.training.metrics import METRICS_FILE, read_lines
 from transformer_jax.training.setup import Run
 
@@ -18,9 +20,10 @@ _INPUTS = ('source_tokens', 'target_tokens', 'source_mask', 'target_mask')
 
 
 def draw(run: Run, params: Any, samples: list[dict[str, str]]) -> None:
-    """Writes plots/curves.png and plots/attention_<n>.png of the first three samples which are short enough to read."""
-    run.directory.plots.mkdir(exist_ok=True)
-    draw_curves(read_lines(run.directory.path / METRICS_FILE), run.directory.plots / 'curves.png')
+    """Writes plots/curves.png and plots/attention_<n>.png of the first three samples which are short enough to read.
+
+    Every process of a run calls it, since parameters may lie on the devices of all; the first one draws.
+    """
     pairs = []
     for sample in samples:
         source, target = (
@@ -28,7 +31,12 @@ def draw(run: Run, params: Any, samples: list[dict[str, str]]) -> None:
         )
         if max(len(source), len(target)) <= LONGEST:
             pairs.append((source, target))
-    for number, maps in enumerate(attention_maps(run, params, pairs[:SENTENCES]), 1):
+    found = attention_maps(run, params, pairs[:SENTENCES])
+    if not run.is_first:
+        return
+    run.directory.plots.mkdir(exist_ok=True)
+    draw_curves(read_lines(run.directory.path / METRICS_FILE), run.directory.plots / 'curves.png')
+    for number, maps in enumerate(found, 1):
         draw_attention(maps, run.directory.plots / f'attention_{number}.png')
 
 
@@ -45,7 +53,13 @@ def attention_maps(run: Run, params: Any, pairs: list[tuple[list[int], list[int]
         shifted = [run.decode.decoder_start_id, *target[:-1]]
         for name, ids in zip(_INPUTS, (source, shifted, [1] * len(source), [1] * len(target)), strict=True):
             inputs[name][row, : len(ids)] = ids
-    look = jax.jit(lambda p, x: run.model.apply({'params': p}, **x, return_attentions=True).cross_attentions)
+
+    def look_at(params, inputs):
+        with tracing_on(run.mesh):
+            out = run.model.apply({'params': params}, **inputs, return_attentions=True)
+            return on_every_host(out.cross_attentions)
+
+    look = jax.jit(look_at)
     layers = [np.asarray(weights, np.float32) for weights in look(params, inputs)]
     found = []
     for row, (source, target) in enumerate(pairs):

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import math
 import os
 from typing import Any
 
 import flax.linen as nn
+import jax
+from jax.sharding import Mesh
 
 from transformer_jax.checkpoints.restore import list_arrays, read_metadata, restore_params
+from transformer_jax.data.config import FORMS
 from transformer_jax.data.objectives import make_objective
 from transformer_jax.data.tokenizers import Tokenizer
 from transformer_jax.decode_config import DecodeConfig
 from transformer_jax.errors import UserError
-from transformer_jax.models import abstract_params, build
-from transformer_jax.sharding import make_mesh, resolve
+from transformer_jax.models import abstract_params, build, resize_vocabulary
+from transformer_jax.sharding import MeshConfig, bytes_per_device, make_mesh, resolve
 from transformer_jax.training.config import Experiment
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.run_directory import RunDirectory
 from transformer_jax.training.setup import complete
+from transformer_jax.training.state import with_shardings
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,19 +36,21 @@ class RestoredRun:
     experiment: Experiment
     model: nn.Module
     params: Any
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
     decode: DecodeConfig
     origin: str
+    mesh: Mesh
 
     def evaluator(self, decode: DecodeConfig) -> Evaluator:
         """Returns what judges the parameters, searching by `decode`."""
         data = self.experiment.data
         objective = make_objective(data, self.tokenizer, self.model.config)
-        return Evaluator(self.model, self.tokenizer, objective, data, decode, make_mesh(self.experiment.mesh))
+        rules = self.experiment.mesh.logical_rules
+        return Evaluator(self.model, self.tokenizer, objective, data, decode, self.mesh, rules)
 
 
 def load_run(workdir: str | os.PathLike, step: int | None = None) -> RestoredRun:
-    """Restores a run from its directory, on any number of devices.
+    """Restores a run from its directory, on any number of devices: where the run's own mesh does not fit, on 'auto'.
 
     Args:
       workdir: a run directory.
@@ -52,14 +62,34 @@ def load_run(workdir: str | os.PathLike, step: int | None = None) -> RestoredRun
     """
     directory = RunDirectory(workdir)
     experiment, tokenizer = directory.experiment(), directory.tokenizer()
-    if tokenizer is None:
+    if tokenizer is None and FORMS[experiment.data.objective].words:
         raise UserError(f"'{directory.path}' has no vocabulary; the run in it has not begun")
     model_config, decode = complete(experiment, tokenizer)
     model = build(model_config)
     abstract, axes = abstract_params(model)
-    shardings = resolve(abstract, axes, make_mesh(experiment.mesh))
-    params, origin = _restore(directory, model, step, shardings)
-    return RestoredRun(experiment, model, params, tokenizer, decode, origin)
+    rules = experiment.mesh.logical_rules
+    mesh = make_mesh(
+        _mesh_here(experiment.mesh),
+        need=lambda mesh: bytes_per_device(with_shardings(abstract, resolve(abstract, axes, mesh, rules))),
+    )
+    parts = math.prod(mesh.shape[axis] for axis in rules['vocab'])
+    if model_config.vocab_rows % parts == 0:
+        params, origin = _restore(directory, model, step, resolve(abstract, axes, mesh, rules))
+        return RestoredRun(experiment, model, params, tokenizer, decode, origin, mesh)
+    params, origin = _restore(directory, model, step, None)
+    model = build(model_config.replace(vocab_multiple=parts))
+    params = resize_vocabulary(params, axes, model.config.vocab_rows)
+    params = jax.device_put(params, resolve(*abstract_params(model), mesh, rules))
+    return RestoredRun(experiment, model, params, tokenizer, decode, origin, mesh)
+
+
+def _mesh_here(trained: MeshConfig) -> MeshConfig:
+    try:
+        trained.shape(jax.device_count())
+    except UserError as error:
+        _logger.warning('%s; taking mesh.layout = auto instead', error)
+        return MeshConfig(layout='auto', rules=trained.rules)
+    return trained
 
 
 def _restore(directory: RunDirectory, model: nn.Module, step: int | None, shardings: Any) -> tuple[Any, str]:
@@ -76,6 +106,8 @@ def _restore(directory: RunDirectory, model: nn.Module, step: int | None, shardi
 def restore(run_directory: str | os.PathLike, step: int | None = None, shardings: Any = None) -> tuple[nn.Module, Any]:
     """Returns the model of a run and its parameters, numpy arrays on the host unless shardings are given.
 
+    Rows past the vocabulary (`ModelConfig.vocab_multiple`) are left out.
+
     Args:
       run_directory, step: as in `load_run`, and the same parameters are taken.
       shardings: one sharding for all parameters, or a tree of them.
@@ -85,4 +117,9 @@ def restore(run_directory: str | os.PathLike, step: int | None = None, shardings
     """
     directory = RunDirectory(run_directory)
     model = build(directory.model_config())
-    return model, _restore(directory, model, step, shardings)[0]
+    if model.config.vocab_rows == model.config.vocab_size:
+        return model, _restore(directory, model, step, shardings)[0]
+    trimmed = build(model.config.replace(vocab_multiple=1))
+    params = _restore(directory, model, step, None)[0]
+    params = resize_vocabulary(params, abstract_params(model)[1], trimmed.config.vocab_size)
+    return trimmed, params if shardings is None else jax.device_put(params, shardings)

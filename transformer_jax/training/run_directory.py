@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from transformer_jax.checkpoints import lock, steps
 from transformer_jax.config import ModelConfig
 from transformer_jax.data.tokenizers import MODEL_FILE, Tokenizer, load_tokenizer
 from transformer_jax.errors import UserError
@@ -16,9 +20,12 @@ CONFIG_FILE = 'config.json'
 MODEL_CONFIG_FILE = 'model.json'
 RESULT_FILE = 'result.json'
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
 # What may change between two sittings of one run: it moves no parameter, or (mesh) only their last bits.
 FREE_FIELDS = (
     'config.mesh.',
+    'config.model.vocab_multiple:',
     'config.training.log_every:',
     'config.training.checkpoint_seconds:',
     'config.training.keep:',
@@ -26,11 +33,14 @@ FREE_FIELDS = (
 
 
 class RunDirectory:
-    """A directory with config.json, model.json, tokenizer.model, checkpoints/, averaged/, result.json and plots/."""
+    """A directory with config.json, model.json, tokenizer.model, checkpoints/, averaged/, result.json, plots/ ..."""
 
     def __init__(self, path: str | os.PathLike):
-        self.path = Path(path).absolute()
-        if self.path.exists() and not self.path.is_dir():
+        # A bucket (gs://) can be read; training appends to files, which buckets do not allow.
+        whole = steps.absolute(path)
+        self._is_bucket = '://' in os.fspath(whole)
+        self.path = whole if self._is_bucket else Path(whole)
+        if not self._is_bucket and self.path.exists() and not self.path.is_dir():
             raise UserError(f"workdir '{self.path}' is a file; give a directory")
         self.checkpoints = self.path / 'checkpoints'
         self.averaged = self.path / 'averaged'
@@ -47,9 +57,17 @@ class RunDirectory:
         """
         if not (self.path / CONFIG_FILE).exists():
             return
-        old = self.experiment()
+        self.check_same(self.experiment(), experiment)
+
+    def check_same(self, old: Experiment, experiment: Experiment) -> None:
+        """Checks that `experiment` may go on from what was trained by `old`.
+
+        Raises:
+          UserError: with a list of all differences.
+        """
         found = differences(old.to_dict(), experiment.to_dict())
-        if experiment.optimizer.schedule in ('noam', 'constant') and experiment.training.steps > old.training.steps:
+        longer = experiment.training.steps > old.training.steps
+        if experiment.optimizer.schedule in ('noam', 'constant') and longer:
             found = [line for line in found if not line.startswith('config.training.steps:')]
         found = [line for line in found if not line.startswith(FREE_FIELDS)]
         if found:
@@ -58,18 +76,48 @@ class RunDirectory:
                 'give the same config, or another --workdir'
             )
 
-    def write(self, experiment: Experiment, model: ModelConfig, tokenizer: Tokenizer) -> None:
-        """Writes what the run is; done before its first step."""
+    def write(self, experiment: Experiment, model: ModelConfig, tokenizer: Tokenizer | None) -> None:
+        """Takes the directory for this process and writes what the run is; done before its first step.
+
+        Raises:
+          UserError: if another process has it, or has meanwhile begun another run in it.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
-        tokenizer.save(self.path / MODEL_FILE)
+        lock.acquire(self.path)
+        self.check(experiment)
+        if tokenizer is not None:
+            tokenizer.save(self.path / MODEL_FILE)
         self.write_json(MODEL_CONFIG_FILE, model.to_dict())
         self.write_json(CONFIG_FILE, experiment.to_dict())
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Gives the directory free at the end, and tells in words when there is no room to write in it.
+
+        Raises:
+          UserError: for that, or if it is in a bucket.
+        """
+        if self._is_bucket:
+            raise UserError(
+                f"workdir '{self.path}' is a bucket, in which no file can grow; mount it (gcsfuse), give a path"
+            )
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            raise UserError(
+                f"workdir '{self.path}' cannot be written: {error.strerror}; make room, and the same command goes on "
+                'from the newest checkpoint'
+            ) from error
+        finally:
+            lock.release(self.path)
 
     def write_json(self, name: str, values: dict[str, Any]) -> None:
         """Writes a JSON file; a reader sees the whole old one or the whole new one."""
         partial = self.path / f'{name}.partial'
         partial.write_text(json.dumps(values, indent=2) + '\n')
-        os.replace(partial, self.path / name)
+        partial.replace(self.path / name)
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Returns a JSON file of the run.
@@ -94,7 +142,7 @@ class RunDirectory:
         return ModelConfig.from_dict(self.read_json(MODEL_CONFIG_FILE))
 
     def tokenizer(self) -> Tokenizer | None:
-        """Returns the run's vocabulary, or None before there is one."""
+        """Returns the run's vocabulary, or None before there is one, and where examples have no words."""
         return load_tokenizer(self.path) if (self.path / MODEL_FILE).is_file() else None
 
     def result(self) -> dict[str, Any] | None:

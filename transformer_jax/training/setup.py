@@ -12,6 +12,8 @@ import jax
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from transformer_jax.checkpoints import CheckpointManager, Restored
+from transformer_jax.checkpoints.processes import all_true, barrier
 from transformer_jax.config import ModelConfig
 from transformer_jax.data.objectives import Objective, decoder_start_id, make_objective
 from transformer_jax.data.pipeline import TrainPipeline
@@ -20,11 +22,21 @@ from transformer_jax.data.tokenizers import Tokenizer, open_tokenizer
 from transformer_jax.decode_config import DecodeConfig
 from transformer_jax.errors import UserError
 from transformer_jax.models import abstract_params, build, init_params
-from transformer_jax.sharding import check_batch, make_mesh, resolve, startup_table
-from transformer_jax.training.config import Experiment
+from transformer_jax.models.parameters import fit_shape
+from transformer_jax.sharding import (
+    bytes_per_device,
+    check_batch,
+    check_memory,
+    check_replicated,
+    make_mesh,
+    resolve,
+    row_share,
+    startup_table,
+)
+from transformer_jax.training.config import Experiment, TrainingConfig
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.optimizer import Schedule, make_optimizer, make_schedule
-from transformer_jax.training.run_directory import RunDirectory
+from transformer_jax.training.run_directory import CONFIG_FILE, RunDirectory
 from transformer_jax.training.state import TrainState, abstract_state, init_state, state_shardings, with_shardings
 
 _logger = logging.getLogger(__name__)
@@ -36,7 +48,7 @@ class Run:
 
     experiment: Experiment
     directory: RunDirectory
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
     objective: Objective
     train_source: Source
     valid_source: Source | None
@@ -52,6 +64,11 @@ class Run:
     def is_first(self) -> bool:
         """Whether this process is the one which writes files of the run directory."""
         return jax.process_index() == 0
+
+    @property
+    def vocabulary(self) -> str | None:
+        """What tells vocabularies apart; None where examples have no words."""
+        return None if self.tokenizer is None else self.tokenizer.fingerprint
 
     @property
     def abstract(self) -> TrainState:
@@ -72,16 +89,38 @@ class Run:
             self.shardings,
         )
 
+    def restore(self, manager: CheckpointManager) -> Restored:
+        """Restores the newest intact checkpoint; a vocabulary filled up for another mesh is cut and filled up anew."""
+        own = self.model.config
+        try:
+            multiple = manager.metadata()['experiment']['model'].get('vocab_multiple', 1)
+        except UserError:  # The newest one is damaged; which of the others is not, the manager finds out.
+            multiple = own.vocab_multiple
+        saved = own.replace(vocab_multiple=multiple)
+        if saved.vocab_rows == own.vocab_rows:
+            return manager.restore(self.abstract)
+        ema = self.experiment.training.ema_decay is not None
+        restored = manager.restore(abstract_state(abstract_params(build(saved))[0], self.optimizer, ema))
+        fitted = jax.tree.map(
+            lambda held, wanted: jax.device_put(fit_shape(held, wanted.shape), wanted.sharding),
+            restored.state,
+            self.abstract,
+        )
+        return restored._replace(state=fitted)
+
     def train_pipeline(self) -> TrainPipeline:
         """Returns the training batches of this process."""
         return TrainPipeline(
             self.train_source, self.tokenizer, self.objective, self.experiment.data, self.experiment.training.seed,
-            jax.process_index(), jax.process_count(),
+            *row_share(self.mesh, self.experiment.mesh.logical_rules),
         )  # fmt: skip
 
     def evaluator(self) -> Evaluator:
         """Returns what judges parameters of this run."""
-        return Evaluator(self.model, self.tokenizer, self.objective, self.experiment.data, self.decode, self.mesh)
+        return Evaluator(
+            self.model, self.tokenizer, self.objective, self.experiment.data, self.decode, self.mesh,
+            self.experiment.mesh.logical_rules,
+        )  # fmt: skip
 
 
 def prepare(experiment: Experiment, workdir: str) -> Run:
@@ -101,25 +140,40 @@ def prepare(experiment: Experiment, workdir: str) -> Run:
     objective = make_objective(data, tokenizer, model_config)
     if experiment.training.bleu_every is not None and not objective.references:
         raise UserError(f"training.bleu_every needs translations, which data.objective = '{data.objective}' has not")
+    _check_expert_bias(experiment.training, model_config)
     model = build(model_config)
-    mesh = make_mesh(experiment.mesh)
-    check_batch(data.row_multiple // experiment.training.accumulate or 1, mesh)
-    check_batch(data.evaluation_rows, mesh)
     schedule = make_schedule(experiment.optimizer, model_config.d_model, experiment.training.steps)
     params, axes = abstract_params(model)
     optimizer = make_optimizer(experiment.optimizer, schedule, axes)
     abstract = abstract_state(params, optimizer, experiment.training.ema_decay is not None)
-    shardings = state_shardings(abstract, resolve(params, axes, mesh), NamedSharding(mesh, PartitionSpec()))
-    _logger.info('parameters:\n%s', startup_table(params, axes, mesh))
+    rules = experiment.mesh.logical_rules
+
+    def place(mesh):
+        return state_shardings(abstract, resolve(params, axes, mesh, rules), NamedSharding(mesh, PartitionSpec()))
+
+    mesh = make_mesh(experiment.mesh, need=lambda mesh: bytes_per_device(with_shardings(abstract, place(mesh))))
+    check_batch(data.row_multiple // experiment.training.accumulate or 1, mesh, rules)
+    check_batch(data.evaluation_rows, mesh, rules)
+    shardings = place(mesh)
+    _logger.info('parameters:\n%s', startup_table(params, axes, mesh, rules))
+    _logger.info('%s', check_memory(with_shardings(abstract, shardings), mesh))
+    check_replicated(params, axes, mesh, rules, limit_bytes=experiment.mesh.replicated_limit_bytes)
+    barrier('run_directory_read')
     if jax.process_index() == 0:
         directory.write(experiment, model_config, tokenizer)
+    barrier('run_directory_written')
+    if not all_true((directory.path / CONFIG_FILE).exists()):
+        raise UserError(
+            f"workdir '{directory.path}' is not the same folder on every host; give one on a file system which all "
+            'hosts share (NFS, or a bucket mounted by gcsfuse)'
+        )
     return Run(
         experiment, directory, tokenizer, objective, sources['train'], sources['valid'], sources['test'],
         model, decode, mesh, optimizer, schedule, shardings,
     )  # fmt: skip
 
 
-def _tokenizer(experiment: Experiment, directory: RunDirectory, source: Source) -> Tokenizer:
+def _tokenizer(experiment: Experiment, directory: RunDirectory, source: Source) -> Tokenizer | None:
     if experiment.training.accumulate > 1 and experiment.data.row_multiple % experiment.training.accumulate:
         raise UserError(
             f'data.row_multiple = {experiment.data.row_multiple} does not divide into training.accumulate = '
@@ -129,12 +183,26 @@ def _tokenizer(experiment: Experiment, directory: RunDirectory, source: Source) 
     return open_tokenizer(experiment.data, source) if own is None else own
 
 
-def complete(experiment: Experiment, tokenizer: Tokenizer) -> tuple[ModelConfig, DecodeConfig]:
-    """Returns the model and the search with the vocabulary's ids filled in.
+def _check_expert_bias(training: TrainingConfig, model: ModelConfig) -> None:
+    if training.expert_bias == 'fixed':
+        return
+    if model.mixture is None or not model.mixture.correction_bias:
+        raise UserError("training.expert_bias = 'balance' needs model.mixture.correction_bias, which it moves")
+    if model.param_dtype != 'float32':
+        raise UserError(
+            f"training.expert_bias = 'balance' takes steps too small for model.param_dtype = '{model.param_dtype}'; "
+            "choose 'float32'"
+        )
+
+
+def complete(experiment: Experiment, tokenizer: Tokenizer | None) -> tuple[ModelConfig, DecodeConfig]:
+    """Returns the model and the search with the vocabulary's ids filled in, as they are where there are no words.
 
     Raises:
       UserError: if the model's vocabulary is not the tokenizer's.
     """
+    if tokenizer is None:
+        return experiment.model, experiment.decode
     if experiment.model.vocab_size != tokenizer.vocab_size:
         raise UserError(
             f'model.vocab_size = {experiment.model.vocab_size}, but the vocabulary has {tokenizer.vocab_size} ids; '

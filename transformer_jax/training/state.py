@@ -8,6 +8,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 
 
 @flax.struct.dataclass
@@ -45,7 +46,11 @@ def abstract_state(abstract_params: Any, optimizer: optax.GradientTransformation
 
 
 def state_shardings(abstract: TrainState, param_shardings: Any, replicated: jax.sharding.Sharding) -> TrainState:
-    """Returns a sharding for each leaf: moments and averages lie as their parameter does, the rest everywhere."""
+    """Returns a sharding for each leaf: moments and averages lie as their parameter does, the rest everywhere.
+
+    A leaf at a parameter's place whose size differs along some axes, such as a number for each block, lies as the
+    parameter does along the others.
+    """
     by_path = {
         jax.tree_util.keystr(path): sharding for path, sharding in jax.tree_util.tree_leaves_with_path(param_shardings)
     }
@@ -56,11 +61,19 @@ def state_shardings(abstract: TrainState, param_shardings: Any, replicated: jax.
     def place(path, leaf):
         for start in range(len(path)):
             name = jax.tree_util.keystr(path[start:])
-            if name in by_path and shapes[name] == leaf.shape:
-                return by_path[name]
+            if name in by_path and len(shapes[name]) == len(leaf.shape):
+                return _along_equal_axes(by_path[name], shapes[name], leaf.shape)
         return replicated
 
     return jax.tree_util.tree_map_with_path(place, abstract)
+
+
+def _along_equal_axes(sharding: jax.sharding.Sharding, shape: tuple[int, ...], own: tuple[int, ...]):
+    if shape == own or not isinstance(sharding, NamedSharding):
+        return sharding
+    spec = (*sharding.spec, *[None] * (len(shape) - len(sharding.spec)))
+    kept = (entry if size == mine else None for entry, size, mine in zip(spec, shape, own, strict=True))
+    return NamedSharding(sharding.mesh, PartitionSpec(*kept))
 
 
 def init_state(

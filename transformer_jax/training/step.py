@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
+from transformer_jax.sharding import DEFAULT_RULES, Rules, mesh_of, tracing_on
 from transformer_jax.training.config import TrainingConfig
+from transformer_jax.training.expert_bias import balanced, by_parameter
 from transformer_jax.training.loss import accuracy, cross_entropy, mean
 from transformer_jax.training.optimizer import Schedule
 from transformer_jax.training.state import TrainState
 
 Batch = dict[str, Any]
+_MAIN = 'loss'
 
 
-def step_key(seed: int, step: jax.typing.ArrayLike, random_bits: str) -> jax.Array:
+def step_key(seed: jax.typing.ArrayLike, step: jax.typing.ArrayLike, random_bits: str) -> jax.Array:
     """Returns the key of all randomness in one step: fold_in(key(seed), step), the same after a restart."""
     return jax.random.fold_in(jax.random.key(seed, impl=random_bits), step)
 
@@ -35,8 +39,25 @@ def split_rows(batch: Batch, parts: int) -> Batch:
     return jax.tree.map(deal, batch)
 
 
-def make_gradient(model: nn.Module, config: TrainingConfig) -> Callable[..., tuple[jax.Array, jax.Array, Any]]:
-    """Returns f(params, batch, key) -> (loss sum, weight, gradient of the mean loss).
+class Gradient(NamedTuple):
+    """What a batch says of the parameters.
+
+    Attributes:
+      total, weight: sum of the token losses, and of their weights.
+      gradient: of the mean loss.
+      aux: mean of each auxiliary loss by name, its coefficient included.
+      chosen: choices per expert, where the tree of parameters has the correction bias they move; empty without one.
+    """
+
+    total: jax.Array
+    weight: jax.Array
+    gradient: Any
+    aux: dict[str, jax.Array]
+    chosen: Any
+
+
+def make_gradient(model: nn.Module, config: TrainingConfig, vocab_size: int | None = None) -> Callable[..., Gradient]:
+    """Returns f(params, batch, key) -> `Gradient`.
 
     Mean loss = sum of token losses / sum of weights over all rows, micro-batches and devices, plus each auxiliary
     loss of the model as its own sum / weight. Sums and gradients of sums are added up; the division comes last.
@@ -45,34 +66,41 @@ def make_gradient(model: nn.Module, config: TrainingConfig) -> Callable[..., tup
     def sums(params, batch, key):
         out = model.apply({'params': params}, **batch['inputs'], deterministic=False, rngs={'dropout': key})
         loss, weight = cross_entropy(
-            out.logits, batch['labels'], batch['weights'], config.label_smoothing, config.z_loss
+            out.logits, batch['labels'], batch['weights'], config.label_smoothing, config.z_loss, vocab_size
         )
-        pairs = [(loss, weight)] + [out.aux[name] for name in sorted(out.aux)]
-        return jnp.stack([total for total, _ in pairs]), jax.lax.stop_gradient(jnp.stack([w for _, w in pairs]))
+        pairs = {_MAIN: (loss, weight), **out.aux}
+        chosen = by_parameter(out.expert_choices, model.config) if config.expert_bias == 'balance' else {}
+        totals, weights = ({name: pair[place] for name, pair in pairs.items()} for place in (0, 1))
+        return totals, jax.lax.stop_gradient((weights, chosen))
+
+    def result(totals, weights, gradient, chosen):
+        means = {name: mean(totals[name], weights[name]) for name in totals if name != _MAIN}
+        return Gradient(totals[_MAIN], weights[_MAIN], gradient, means, chosen)
 
     def one(params, batch, key):
-        totals, pull, weights = jax.vjp(lambda p: sums(p, batch, key), params, has_aux=True)
+        totals, pull, (weights, chosen) = jax.vjp(lambda p: sums(p, batch, key), params, has_aux=True)
         # The weights are known once the forward pass is done, so one pull-back gives the gradient of all means.
-        (gradient,) = pull(jnp.where(weights > 0, 1 / jnp.where(weights > 0, weights, 1), 0.0))
-        return totals[0], weights[0], gradient
+        (gradient,) = pull({name: jnp.where(w > 0, 1 / jnp.where(w > 0, w, 1), 0.0) for name, w in weights.items()})
+        return result(totals, weights, gradient, chosen)
 
     def several(params, batch, key):
         def add(carry, part):
             index, micro = part
-            totals, pull, weights = jax.vjp(
+            totals, pull, (weights, chosen) = jax.vjp(
                 lambda p: sums(p, micro, jax.random.fold_in(key, index)), params, has_aux=True
             )
             # One gradient for each kind of loss: their total weights differ and are known only after the last part.
-            slopes = [pull(row)[0] for row in jnp.eye(totals.shape[0])]
-            return jax.tree.map(jnp.add, carry, (totals, weights, slopes)), None
+            slopes = {name: pull({other: jnp.float32(other == name) for other in totals})[0] for name in totals}
+            return jax.tree.map(jnp.add, carry, (totals, weights, chosen, slopes)), None
 
         micros = split_rows(batch, config.accumulate)
-        kinds = jax.eval_shape(sums, params, jax.tree.map(lambda rows: rows[0], micros), key)[0].shape[0]
+        shapes = jax.eval_shape(sums, params, jax.tree.map(lambda rows: rows[0], micros), key)
+        totals, (weights, chosen) = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         zeros = jax.tree.map(jnp.zeros_like, params)
-        start = (jnp.zeros(kinds), jnp.zeros(kinds), [zeros] * kinds)
-        (totals, weights, slopes), _ = jax.lax.scan(add, start, (jnp.arange(config.accumulate), micros))
-        gradient = jax.tree.map(lambda *parts: sum(mean(part, weights[k]) for k, part in enumerate(parts)), *slopes)
-        return totals[0], weights[0], gradient
+        start = (totals, weights, chosen, {name: zeros for name in totals})
+        (totals, weights, chosen, slopes), _ = jax.lax.scan(add, start, (jnp.arange(config.accumulate), micros))
+        means = [jax.tree.map(lambda slope, name=name: mean(slope, weights[name]), slopes[name]) for name in slopes]
+        return result(totals, weights, jax.tree.map(lambda *parts: sum(parts), *means), chosen)
 
     return one if config.accumulate == 1 else several
 
@@ -83,21 +111,30 @@ def make_train_step(
     schedule: Schedule,
     config: TrainingConfig,
     shardings: TrainState | None = None,
+    rules: Rules = DEFAULT_RULES,
+    vocab_size: int | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
-    """Returns a jitted step(state, batch) -> (state, metrics); the state is donated, metrics stay on the device.
+    """Returns a jitted step(state, batch, seed) -> (state, metrics); the state is donated, metrics stay on the device.
 
-    Metrics: loss (smoothed mean, nats), weight (target tokens), rate, gradient_norm (before clipping), skipped and
-    skipped_in_row. When loss or gradient is not finite, parameters, moments and averages stay as they were and only
-    `step` and the two counters move.
+    `seed` is that of the config unless it is given; given as an array, runs of other seeds share the compiled program.
+
+    Metrics: loss (smoothed mean, nats), weight (target tokens), each auxiliary loss by its name, rate, gradient_norm
+    (before clipping), skipped and skipped_in_row. With `expert_bias` 'balance' the correction biases of a mixture are
+    moved by the load of the batch, see `training.expert_bias`.
+
+    When loss or gradient is not finite, parameters, moments and averages stay as they were and only `step` and the two
+    counters move.
     """
-    gradient_of = make_gradient(model, config)
+    gradient_of = make_gradient(model, config, vocab_size)
 
-    def step(state: TrainState, batch: Batch):
-        key = step_key(config.seed, state.step, config.random_bits)
-        total, weight, gradient = gradient_of(state.params, batch, key)
-        loss, norm = mean(total, weight), optax.tree.norm(gradient)
+    def step(state: TrainState, batch: Batch, seed: jax.typing.ArrayLike = config.seed):
+        key = step_key(seed, state.step, config.random_bits)
+        with tracing_on(mesh_of(shardings), rules):
+            found = gradient_of(state.params, batch, key)
+        loss, norm = mean(found.total, found.weight), optax.tree.norm(found.gradient)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+        updates, opt_state = optimizer.update(found.gradient, state.opt_state, state.params)
+        updates = balanced(updates, found.chosen, config.expert_bias_rate)
         params = optax.apply_updates(state.params, updates)
         update = state.step - state.skipped + 1
         ema = state.ema
@@ -114,7 +151,8 @@ def make_train_step(
         in_row = jnp.where(finite, 0, state.skipped_in_row + 1)
         metrics = {
             'loss': loss,
-            'weight': weight,
+            'weight': found.weight,
+            **found.aux,
             'rate': schedule(update),
             'gradient_norm': norm,
             'skipped': skipped,
@@ -128,11 +166,14 @@ def make_train_step(
     return jax.jit(step, donate_argnums=0, out_shardings=None if shardings is None else (shardings, None))
 
 
-def make_eval_step(model: nn.Module) -> Callable[[Any, Batch], dict[str, tuple[jax.Array, jax.Array]]]:
+def make_eval_step(
+    model: nn.Module, mesh: Mesh | None = None, rules: Rules = DEFAULT_RULES
+) -> Callable[[Any, Batch], dict[str, tuple[jax.Array, jax.Array]]]:
     """Returns a jitted step(params, batch) -> {'loss', 'accuracy'} as (sum, weight); loss is unsmoothed, in nats."""
 
     def step(params: Any, batch: Batch):
-        logits = model.apply({'params': params}, **batch['inputs']).logits
+        with tracing_on(mesh, rules):
+            logits = model.apply({'params': params}, **batch['inputs']).logits
         return {
             'loss': cross_entropy(logits, batch['labels'], batch['weights']),
             'accuracy': accuracy(logits, batch['labels'], batch['weights']),

@@ -10,6 +10,7 @@ from transformer_jax.data import config as data_config
 from transformer_jax.data import tokenizers
 from transformer_jax.data.objectives.base import Examples, Objective, decoder_start_id
 from transformer_jax.data.objectives.classification import Classification
+from transformer_jax.data.objectives.images import ImageClassification
 from transformer_jax.data.objectives.language import CausalLM, PrefixLM
 from transformer_jax.data.objectives.masked import MaskedLM
 from transformer_jax.data.objectives.spans import SpanCorruption
@@ -19,12 +20,12 @@ __all__ = ['OBJECTIVES', 'Examples', 'Objective', 'decoder_start_id', 'make_obje
 
 OBJECTIVES = {
     objective.name: objective
-    for objective in (Translation, CausalLM, PrefixLM, MaskedLM, SpanCorruption, Classification)
+    for objective in (Translation, CausalLM, PrefixLM, MaskedLM, SpanCorruption, Classification, ImageClassification)
 }
 
 
 def make_objective(
-    config: data_config.DataConfig, tokenizer: tokenizers.Tokenizer, model: ModelConfig | None = None
+    config: data_config.DataConfig, tokenizer: tokenizers.Tokenizer | None, model: ModelConfig | None = None
 ) -> Objective:
     """Builds the objective which `config` names, and checks that it can train `model` where one is given.
 

@@ -51,7 +51,7 @@ class Objective(abc.ABC):
     """What the model has to do with an example.
 
     Args:
-      tokenizer: the vocabulary of the examples.
+      tokenizer: the vocabulary of the examples, None where they are no texts.
       config: how long they may be, and what is chosen about the objective.
       model: the model which is trained, where there is one to be checked.
 
@@ -71,7 +71,7 @@ class Objective(abc.ABC):
     references = False
 
     def __init__(
-        self, tokenizer: tokenizers.Tokenizer, config: data_config.DataConfig, model: ModelConfig | None = None
+        self, tokenizer: tokenizers.Tokenizer | None, config: data_config.DataConfig, model: ModelConfig | None = None
     ):
         for choice in ('kind', 'head') if model is not None else ():
             found, needed = getattr(model, choice), getattr(self, choice)

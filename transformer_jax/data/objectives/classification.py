@@ -1,4 +1,4 @@
-"""Classification of sequences (Devlin et al. 2019, section 4.1)."""
+"""Classification of texts (Devlin et al. 2019, section 4.1), and what it shares with that of images."""
 
 from __future__ import annotations
 
@@ -16,29 +16,66 @@ from transformer_jax.data.objectives import base
 
 @dataclasses.dataclass(frozen=True)
 class LabelledExamples(base.Examples):
-    """Texts as tokens, and the class of each, (n,) int32."""
+    """Examples and the class of each, (n,) int32."""
 
     labels: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
 
 
-class Classification(base.Objective):
+class Classes(base.Objective):
+    """A class for each example: logits, labels (B,) and weights (B,) belong to rows, which hold one example each.
+
+    Evaluation reports loss (nats an example), accuracy and examples.
+
+    Raises:
+      UserError: for a label which is no class of the model.
+    """
+
+    head = 'classes'
+
+    def __init__(
+        self, tokenizer: tokenizers.Tokenizer | None, config: data_config.DataConfig, model: ModelConfig | None = None
+    ):
+        super().__init__(tokenizer, config, model)
+        self._classes = None if model is None else model.num_classes
+
+    def check(self, label: int, name: str, number: int) -> int:
+        """Returns the label of example `number` of the source `name`, once it is known to be a class of the model."""
+        if self._classes is not None and not 0 <= label < self._classes:
+            raise errors.UserError(
+                f"'{name}' gives example {number + 1} the label {label}; "
+                f'model.num_classes = {self._classes} allows 0 to {self._classes - 1}'
+            )
+        return label
+
+    @staticmethod
+    def placed(inputs: dict[str, Any], examples: LabelledExamples, plan: planner.Batch) -> dict[str, Any]:
+        """Returns the batch of a plan's rows: these inputs, and label and weight of each row."""
+        filled = np.diff(plan.offsets) > 0
+        labels = np.zeros(len(filled), np.int32)
+        labels[filled] = examples.labels[plan.examples]
+        return {'inputs': inputs, 'labels': labels, 'weights': filled.astype(np.float32)}
+
+    def metrics(self, totals: base.Totals, examples: base.Examples) -> dict[str, float]:
+        (loss, weight), (right, _) = totals['loss'], totals['accuracy']
+        return {'loss': loss / weight, 'accuracy': right / weight, 'examples': len(examples.ids)}
+
+
+class Classification(Classes):
     """A class for each text: the model reads start, x_1 ... x_n, end and gives logits over classes.
 
     A text longer than `source_length`, marks included, is cut or, in training, left out as `too_long` says. Batches
-    hold tokens and mask (BS int32); labels (B,) int32 are classes; weights (B,) are 1 where a row holds a text. Logits
-    belong to a row, so rows hold one text each.
+    hold tokens and mask (BS int32).
 
     Raises:
-      UserError: for a vocabulary without start id, or a label which is no class of the model.
+      UserError: as `Classes`, and for a vocabulary without start id.
     """
 
-    name, kind, head = 'classification', 'encoder', 'classes'
+    name, kind = 'classification', 'encoder'
 
     def __init__(
         self, tokenizer: tokenizers.Tokenizer, config: data_config.DataConfig, model: ModelConfig | None = None
     ):
         super().__init__(tokenizer, config, model)
-        self._classes = None if model is None else model.num_classes
         self._frame = base.frame_ids(tokenizer)
 
     def encode(self, source: sources.Source, training: bool) -> LabelledExamples:
@@ -54,31 +91,15 @@ class Classification(base.Objective):
                 truncated += len(tokens) > room
                 sequences.append([start_id, *tokens[:room], end_id])
                 ids.append(number)
-                labels.append(self._check(example['label'], source.name, number))
+                labels.append(self.check(example['label'], source.name, number))
         return LabelledExamples(
             (ragged.Ragged.join(sequences),), np.array(ids), len(source), truncated, too_long,
             labels=np.array(labels, np.int32),
         )  # fmt: skip
-
-    def _check(self, label: int, name: str, number: int) -> int:
-        if self._classes is not None and not 0 <= label < self._classes:
-            raise errors.UserError(
-                f"'{name}' gives example {number + 1} the label {label}; "
-                f'model.num_classes = {self._classes} allows 0 to {self._classes - 1}'
-            )
-        return label
 
     def batch(self, examples: LabelledExamples, plan: planner.Batch, packed: bool, seed: int) -> dict[str, Any]:
         del seed  # Nothing is drawn at random.
         rows = ragged.fill_rows(
             examples.streams[0], plan.examples, plan.offsets, plan.widths[0], self._tokenizer.pad_id
         )
-        filled = np.diff(plan.offsets) > 0
-        labels = np.zeros(len(filled), np.int32)
-        labels[filled] = examples.labels[plan.examples]
-        inputs = base.place(rows, rows.tokens, packed)
-        return {'inputs': inputs, 'labels': labels, 'weights': filled.astype(np.float32)}
-
-    def metrics(self, totals: base.Totals, examples: base.Examples) -> dict[str, float]:
-        (loss, weight), (right, _) = totals['loss'], totals['accuracy']
-        return {'loss': loss / weight, 'accuracy': right / weight, 'examples': len(examples.ids)}
+        return self.placed(base.place(rows, rows.tokens, packed), examples, plan)

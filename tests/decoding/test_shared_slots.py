@@ -1,0 +1,79 @@
+"""Beams which share an entry of the cache and take over lists of slots, against rows whose slots are moved."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_models import model_and_params, some_tokens, tiny
+
+from transformer_jax.decoding import gather_beams, init_cache, prefill, step
+from transformer_jax.subconfigs import LatentConfig
+
+SENTENCES, BEAMS, CAPACITY = 2, 3, 7
+MASK = np.array([[0, 1, 1], [1, 1, 1]])
+# The first step's rows come from the prompt; a row dies and another has two children; all come from the last one.
+ORDERS = ([0, 0, 0, 1, 1, 1], [1, 0, 1, 4, 4, 3], [2, 2, 2, 3, 5, 4], [0, 2, 1, 3, 4, 5])
+MODELS = {
+    'grouped heads, rope, window': dict(
+        position='rope', num_kv_heads=2, layer_pattern=('local', 'global'), window=2, num_layers=2
+    ),
+    'relative': dict(position='relative', relative_buckets=8, relative_max_distance=6, num_layers=2),
+    'alibi': dict(position='alibi', num_kv_heads=1, num_layers=1),
+    'latent': dict(position='rope', d_k=9, d_v=7, norm='rms', latent=LatentConfig(6, None, 4, 'auto'), num_layers=1),
+    'int8': dict(position='learned', cache_dtype='int8', num_layers=1),
+    'encoder_decoder': dict(kind='encoder_decoder', num_layers=1),
+}
+
+
+@functools.partial(jax.jit, static_argnames=('model', 'beams'))
+def logits_after(params, model, beams):
+    """Logits of four steps after a padded prompt, and the number of bytes of the slots."""
+    source = some_tokens(SENTENCES, 5, seed=1) if model.config.kind == 'encoder_decoder' else None
+    cache = init_cache(model, SENTENCES, CAPACITY, source, None, beams)
+    _, cache = prefill(model, params, some_tokens(SENTENCES, 3), cache, MASK)
+    every = []
+    for number, order in enumerate(ORDERS):
+        tokens = some_tokens(SENTENCES * BEAMS, 1, seed=2 + number)
+        logits, cache = step(model, params, tokens, gather_beams(cache, jnp.array(order)))
+        every.append(logits)
+    return jnp.concatenate(every, axis=1), cache
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_beams_which_share_slots_read_what_beams_which_move_them_read(name):
+    model, params = model_and_params(tiny(**{'kind': 'decoder', **MODELS[name]}))
+    shared, cache = logits_after(params, model, BEAMS)
+    moved, plain = logits_after(params, model, 1)
+    assert cache.ancestors.tolist() != np.zeros((6, CAPACITY)).tolist() and plain.ancestors is None
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(cache.mixers)} == {SENTENCES}
+    np.testing.assert_allclose(shared, moved, rtol=0, atol=1e-5 * np.abs(moved).max())
+    assert np.abs(shared[0] - shared[1]).max() > 1e-3
+
+
+@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize('beams', [1, BEAMS])
+def test_the_cache_takes_the_memory_of_its_docstring(name, beams):
+    config = tiny(**{'kind': 'decoder', **MODELS[name]})
+    source = some_tokens(SENTENCES, 5, seed=1) if config.kind == 'encoder_decoder' else None
+    model, params = model_and_params(config)
+    cache = jax.eval_shape(
+        lambda params: prefill(
+            model, params, some_tokens(SENTENCES, 1), init_cache(model, SENTENCES, CAPACITY, source, None, beams)
+        )[1],
+        params,
+    )
+    rows, L, K = SENTENCES * beams, config.num_layers, config.kv_heads
+    numbers = rows * CAPACITY * L * K * (config.key_dim + config.value_dim)
+    if name == 'encoder_decoder':
+        numbers += SENTENCES * 5 * L * K * (config.key_dim + config.value_dim)
+    wanted = 4 * numbers
+    if name == 'latent':
+        wanted = 4 * rows * CAPACITY * L * (config.latent.kv_rank + config.latent.rotary_dim)
+    if name == 'int8':
+        wanted = numbers + rows * CAPACITY * L * K * 2 * 2
+    held = (*cache.mixers, *cache.cross)
+    assert sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(held)) == wanted
