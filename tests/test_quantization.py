@@ -179,11 +179,11 @@ def test_an_int8_cache_holds_what_numpy_rounds():
     key[0, 1], key[1, 2, 0, 3] = 0, 50
     stored = QuantizedKeysValues.of(jnp.asarray(key), jnp.asarray(value))
     for got, values, array in (
-        (stored.key_BSKH, stored.key_BKSH, key),
-        (stored.value_BSKH, stored.value_BKSH, value),
+        (stored.key_BSKH, np.moveaxis(stored.key_BKHS, 3, 1), key),
+        (stored.value_BSKH, np.moveaxis(stored.value_BKSH, 2, 1), value),
     ):
         ratio, _, scale = rounded(array, 8, (*array.shape[:3], 1))
-        integers = np.swapaxes(values, 1, 2).astype(float)
+        integers = values.astype(float)
         assert np.abs(integers - np.clip(ratio, -128, 127)).max() <= 0.5 + 1e-4
         np.testing.assert_allclose(got, integers * scale, rtol=1e-6)
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(stored)) == key.size + value.size + 2 * 2 * (2 * 5 * 3)

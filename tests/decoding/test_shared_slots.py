@@ -29,16 +29,17 @@ MODELS = {
 }
 
 
-@functools.partial(jax.jit, static_argnames=('model', 'beams'))
-def logits_after(params, model, beams):
-    """Logits of four steps after a padded prompt, and the number of bytes of the slots."""
+@functools.partial(jax.jit, static_argnames=('model', 'beams', 'capacity'))
+def logits_after(params, model, beams, capacity=CAPACITY):
+    """Logits of four steps after a padded prompt, and the cache, which gets room for a step where it has none."""
     source = some_tokens(SENTENCES, 5, seed=1) if model.config.kind == 'encoder_decoder' else None
-    cache = init_cache(model, SENTENCES, CAPACITY, source, None, beams)
+    cache = init_cache(model, SENTENCES, capacity, source, None, beams)
     _, cache = prefill(model, params, some_tokens(SENTENCES, 3), cache, MASK)
     every = []
     for number, order in enumerate(ORDERS):
         tokens = some_tokens(SENTENCES * BEAMS, 1, seed=2 + number)
-        logits, cache = step(model, params, tokens, gather_beams(cache, jnp.array(order)))
+        cache = gather_beams(cache, jnp.array(order))
+        logits, cache = step(model, params, tokens, cache.grow(max(cache.capacity, 4 + number)))
         every.append(logits)
     return jnp.concatenate(every, axis=1), cache
 
@@ -52,6 +53,16 @@ def test_beams_which_share_slots_read_what_beams_which_move_them_read(name):
     assert {leaf.shape[0] for leaf in jax.tree.leaves(cache.mixers)} == {SENTENCES}
     np.testing.assert_allclose(shared, moved, rtol=0, atol=1e-5 * np.abs(moved).max())
     assert np.abs(shared[0] - shared[1]).max() > 1e-3
+
+
+@pytest.mark.parametrize('name', ['grouped heads, rope, window', 'latent', 'int8', 'encoder_decoder'])
+@pytest.mark.parametrize('beams', [1, BEAMS])
+def test_a_cache_which_grows_is_read_as_one_which_had_the_room(name, beams):
+    model, params = model_and_params(tiny(**{'kind': 'decoder', **MODELS[name]}))
+    grown, cache = logits_after(params, model, beams, 3)
+    wanted, plain = logits_after(params, model, beams)
+    assert jax.tree.map(jnp.shape, cache) == jax.tree.map(jnp.shape, plain)
+    np.testing.assert_allclose(grown, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize('name', MODELS)

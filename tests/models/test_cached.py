@@ -9,8 +9,10 @@ import pytest
 from tiny_models import model_and_params, some_tokens, tiny
 
 from transformer_jax.config import NORM_POSITIONS, RopeScaling
-from transformer_jax.decoding.cache_api import for_decoding, gather_beams, init_cache, prefill, step
+from transformer_jax.decoding.cache_api import for_decoding, for_steps, gather_beams, init_cache, prefill, step
 from transformer_jax.errors import UserError
+from transformer_jax.ops.products import ColumnMajor
+from transformer_jax.subconfigs import LatentConfig, MixtureConfig
 
 pytestmark = pytest.mark.usefixtures('quick_compilation')
 
@@ -74,6 +76,10 @@ def assert_equal_where_real(cached, whole):
         np.testing.assert_allclose(cached[row, real], whole[row, real], atol=1e-5 * np.abs(whole).max(), rtol=0)
 
 
+def is_column_major(leaf):
+    return isinstance(leaf, ColumnMajor)
+
+
 def empty_cache(model):
     if model.config.kind == 'decoder':
         return init_cache(model, 3, CAPACITY)
@@ -122,6 +128,23 @@ def test_prefill_and_step_of_scanned_models_equal_the_full_pass(choices):
     past = inside(cache)
     assert bool(past.overflow)
     assert bool(inside(past.replace(filled=jnp.int32(0))).overflow)
+
+
+@pytest.mark.parametrize('choices', [
+    dict(kind='encoder_decoder', qkv_bias=True, out_bias=True, num_layers=1),
+    dict(kind='decoder', ffn='gated_silu', tie_embeddings='none', num_kv_heads=2, num_layers=1),
+    dict(kind='decoder', position='rope', d_k=9, d_v=7, norm='rms', latent=LatentConfig(6, None, 4, 'auto'),
+         mixture=MixtureConfig(4, 2, shared_experts=1), ffn_bias=False, num_layers=1),
+], ids=['encoder_decoder', 'untied', 'latent experts'])  # fmt: skip
+def test_a_step_whose_matrices_lie_column_after_column_gives_the_same_logits(choices):
+    model, params = model_and_params(tiny(layer_stack='unrolled', **choices))
+    _, cache = prefill(model, params, TOKENS[:, :3], empty_cache(model), MASK[:, :3])
+    laid_out = for_steps(params, rows=3)
+    moved = [leaf for leaf in jax.tree.leaves(laid_out, is_leaf=is_column_major) if is_column_major(leaf)]
+    assert len(moved) >= 4 and for_steps(params, rows=1) is params
+    want, _ = step(model, params, TOKENS[:, 3:4], cache)
+    got, _ = step(model, laid_out, TOKENS[:, 3:4], cache)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
 def test_logits_of_the_last_real_token_alone_are_those_of_the_full_prefill():

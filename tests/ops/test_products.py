@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax.ops.products import einsum
+from transformer_jax.ops.products import ColumnMajor, einsum
 
 RNG = np.random.default_rng(0)
 
@@ -76,3 +76,14 @@ def test_any_order_of_axes_has_a_bf16_product_and_gradients(spec):
     np.testing.assert_allclose(float(value), exact[0], rtol=1e-4, atol=1e-2)
     assert_one_rounding(by_a, exact[1], 1 + np.abs(exact[1]).max())
     assert_one_rounding(by_b, exact[2], 1 + np.abs(exact[2]).max())
+
+
+@pytest.mark.parametrize('shape, inputs', [((6, 5), 1), ((6, 2, 4), 1), ((2, 3, 5), 2)])
+def test_a_matrix_kept_column_after_column_gives_the_product_of_its_rows(shape, inputs):
+    rng = np.random.default_rng(0)
+    kernel, x = rng.normal(size=shape).astype('float32'), rng.normal(size=(3, 1, 6)).astype('float32')
+    kept = ColumnMajor.of(jnp.asarray(kernel), inputs)
+    matrix = kernel.reshape(6, -1)
+    np.testing.assert_array_equal(kept.values.ravel(), matrix.ravel(order='F'))
+    assert kept.values.shape == shape
+    np.testing.assert_allclose(einsum('aby,yz->abz', x, kept.reshape(*matrix.shape)), x @ matrix, rtol=1e-5, atol=1e-6)

@@ -62,7 +62,7 @@ def test_the_cache_is_split_over_rows_and_heads(placed):
 
     cache = jax.jit(read)(params, inputs)
     for stored in (*cache.mixers, *cache.cross):
-        for array in (stored.key_BKSH, stored.value_BKSH):
+        for array in (stored.key_BKHS, stored.value_BKSH):
             assert array.shape[:2] == (8, 4)
             assert {shard.data.shape[:2] for shard in array.addressable_shards} == {(2, 2)}
     text = search.lower(params, inputs, model=model, config=static, capacity=capacity, mesh=mesh).compile().as_text()

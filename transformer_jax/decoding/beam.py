@@ -27,6 +27,7 @@ import jax.numpy as jnp
 
 from transformer_jax.decode_config import DecodeConfig
 from transformer_jax.decoding.hypotheses import Hypotheses, join, take
+from transformer_jax.decoding.largest import largest
 from transformer_jax.decoding.processors import Prompt, is_any_of, process
 from transformer_jax.decoding.sampling import StepFn
 
@@ -92,6 +93,7 @@ def beam_loop(
     alpha: jax.Array,
     config: DecodeConfig,
     capacity: int,
+    loop: Callable[..., Any] = jax.lax.while_loop,
 ) -> tuple[Hypotheses, Any]:
     """Searches until no sentence can improve.
 
@@ -105,6 +107,7 @@ def beam_loop(
         that a sweep over it compiles once.
       config: the search.
       capacity: static room for tokens.
+      loop: called as `jax.lax.while_loop` is; it may change the cache between two steps.
 
     Returns:
       The `num_return` best hypotheses of each sentence, where fewer exist the rest with score -inf and length 0; and
@@ -124,7 +127,7 @@ def beam_loop(
         logits_RV, state = read_last(step_fn, gather_fn, state)
         return choose_next(state, logits_RV, prompt, alpha, config)
 
-    last = jax.lax.while_loop(going_on, advance, first)
+    last = loop(going_on, advance, first)
     return join([group.finished for group in last.groups]).best(config.num_return), last.cache
 
 
@@ -185,7 +188,7 @@ def _extend(
         config,
     ).reshape(scores_BKV.shape)
     sums_BKV = group.live.scores_BK[..., None] + scores_BKV
-    sums_BC, flat_BC = jax.lax.top_k(sums_BKV.reshape(batch, -1), count)
+    sums_BC, flat_BC = largest(sums_BKV.reshape(batch, -1), count)
     parents_BC, tokens_BC = flat_BC // vocabulary, (flat_BC % vocabulary).astype(jnp.int32)
 
     exists_BC = sums_BC > -jnp.inf

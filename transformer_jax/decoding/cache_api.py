@@ -14,6 +14,8 @@ from transformer_jax.layers.cache import Cache, KeysValues, Latents, QuantizedKe
 from transformer_jax.models.checks import check_length, check_tokens
 from transformer_jax.models.parameters import Params, unroll_params
 from transformer_jax.models.transformer import build
+from transformer_jax.ops.products import ColumnMajor
+from transformer_jax.ops.quantized import QuantizedArray
 
 
 def init_cache(
@@ -42,13 +44,19 @@ def init_cache(
         raise UserError(f"kind '{config.kind}' {'needs a' if source is None else 'takes no'} source")
     dtype = jnp.dtype(config.dtype)
 
+    def new(of):
+        def projected(width):
+            return jax.ShapeDtypeStruct((batch, beams * capacity, config.kv_heads, width), dtype)
+
+        # Shapes only: XLA would fold the quantisation of zeros, for seconds where the cache is large.
+        shapes = jax.eval_shape(of, projected(config.key_dim), projected(config.value_dim))
+        return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+
     def empty():
         if config.latent is not None:
             width = config.latent.kv_rank + config.latent.rotary_dim
             return Latents(jnp.zeros((batch, beams * capacity, width), dtype))
-        kind = QuantizedKeysValues if config.cache_dtype == 'int8' else KeysValues
-        tokens = (batch, beams * capacity, config.kv_heads)
-        return kind.of(jnp.zeros((*tokens, config.key_dim), dtype), jnp.zeros((*tokens, config.value_dim), dtype))
+        return new(QuantizedKeysValues.of if config.cache_dtype == 'int8' else KeysValues.of)
 
     if source is not None:
         source = jnp.asarray(source)
@@ -73,6 +81,29 @@ def for_decoding(model: nn.Module, params: Params) -> tuple[nn.Module, Params]:
     """
     config: ModelConfig = model.config
     return build(config.replace(layer_stack='unrolled', remat='none')), unroll_params(params, config)
+
+
+# (input axes, all axes) of the matrices which a step multiplies with, by the name of their layer.
+_MATRICES = dict.fromkeys(('query', 'key', 'value'), (1, 3)) | {'out': (2, 3)}
+_MATRICES |= dict.fromkeys(('up', 'gate', 'down', 'output'), (1, 2))
+
+
+def for_steps(params: Params, rows: int) -> Params:
+    """Returns unrolled parameters as steps of `rows` rows read them: on a CPU, fp32 matrices column after column.
+
+    That takes a second copy of them, which pays over the steps of a search. A product with one row reads a matrix once
+    in either order, and one with matrices on a mesh leaves them where they lie.
+    """
+    if jax.default_backend() != 'cpu' or rows == 1 or not jax.sharding.get_abstract_mesh().empty:
+        return params
+
+    def laid_out(path, leaf):
+        *_, layer, name = ('', *(key.key for key in path))
+        inputs, axes = _MATRICES.get(layer, (0, 0))
+        known = name == 'kernel' and leaf.ndim == axes and leaf.dtype == jnp.float32
+        return ColumnMajor.of(leaf, inputs) if known else leaf
+
+    return jax.tree_util.tree_map_with_path(laid_out, params, is_leaf=lambda leaf: isinstance(leaf, QuantizedArray))
 
 
 def prefill(

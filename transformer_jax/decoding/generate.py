@@ -15,7 +15,8 @@ from jax.sharding import Mesh
 
 from transformer_jax.decode_config import DecodeConfig
 from transformer_jax.decoding.beam import beam_loop
-from transformer_jax.decoding.cache_api import for_decoding, gather_beams, init_cache, prefill, step
+from transformer_jax.decoding.cache_api import for_decoding, for_steps, gather_beams, init_cache, prefill, step
+from transformer_jax.decoding.growth import growing_loop, rooms
 from transformer_jax.decoding.inputs import SearchInputs, prepare
 from transformer_jax.decoding.placement import on_every_host, place_rows
 from transformer_jax.decoding.sampling import Draws, begin, choose_next, sample_loop
@@ -114,12 +115,22 @@ def check_overflow(overflow: jax.Array) -> None:
 
 
 def start(model: nn.Module, params: Any, inputs: SearchInputs, capacity: int, beams: int = 1) -> tuple[jax.Array, Any]:
-    """Reads source and prompt; returns logits after them (B, V) and a cache with room for `capacity` more tokens."""
+    """Reads source and prompt; returns logits after them (B, V) and a cache for answers of `capacity` tokens."""
     batch, width = inputs.prompt.tokens_RP.shape
-    cache = init_cache(model, batch, width + capacity, inputs.source, inputs.source_mask, beams)
+    cache = init_cache(model, batch, slots(inputs, capacity), inputs.source, inputs.source_mask, beams)
     mask_BP = jnp.arange(width) >= inputs.prompt.start_R[:, None]
     logits, cache = prefill(model, params, inputs.prompt.tokens_RP, cache, mask_BP, last_only=True)
     return logits[:, -1], cache
+
+
+def slots(inputs: SearchInputs, capacity: int) -> int:
+    """Returns the slots a row needs for an answer of `capacity` tokens, the last of which is not read."""
+    return inputs.prompt.tokens_RP.shape[1] + capacity - 1
+
+
+def make_grow(inputs: SearchInputs) -> Callable[[Any, int], Any]:
+    """Returns `cache, room -> cache` with room for an answer of so many tokens."""
+    return lambda cache, room: cache.grow(slots(inputs, room))
 
 
 def make_step(model: nn.Module, params: Any) -> Callable[[jax.Array, Any], tuple[jax.Array, Any]]:
@@ -165,16 +176,17 @@ def search(
 def _search(params, inputs, model, config, capacity):
     # Once, outside of the loop: the loop's step then finds its layers unrolled already.
     model, params = for_decoding(model, params)
-    # The last token is not read.
-    logits_BV, cache = start(model, params, inputs, capacity - 1, config.beam_size)
-    step_fn, prompt = make_step(model, params), inputs.prompt
+    logits_BV, cache = start(model, params, inputs, rooms(capacity)[0], config.beam_size)
+    prompt, loop = inputs.prompt, growing_loop(capacity, make_grow(inputs))
+    rows = len(logits_BV) * max(config.beam_size, config.num_return)
+    step_fn = make_step(model, for_steps(params, rows))
     if config.beam_size > 1:
-        found, cache = beam_loop(step_fn, gather_beams, logits_BV, cache, prompt, inputs.alpha, config, capacity)
+        found, cache = beam_loop(step_fn, gather_beams, logits_BV, cache, prompt, inputs.alpha, config, capacity, loop)
         return found, cache.overflow
     draws = make_draws(inputs, config)
     logits_RV, prompt = jnp.repeat(logits_BV, config.num_return, axis=0), prompt.repeat(config.num_return)
     cache = _repeat_cache(cache, config.num_return)
-    state = sample_loop(step_fn, logits_RV, cache, prompt, config, capacity, draws)
+    state = sample_loop(step_fn, logits_RV, cache, prompt, config, capacity, draws, loop)
     return state.answers(config.num_return), state.cache.overflow
 
 

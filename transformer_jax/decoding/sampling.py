@@ -131,6 +131,7 @@ def sample_loop(
     config: DecodeConfig,
     capacity: int,
     draws: Draws | None = None,
+    loop: Callable[..., Any] = jax.lax.while_loop,
 ) -> SampleState:
     """Generates until every row has ended; greedy without `draws`.
 
@@ -142,6 +143,7 @@ def sample_loop(
       config: the search.
       capacity: static room for tokens.
       draws: keys and temperatures of sampling.
+      loop: called as `jax.lax.while_loop` is; it may change the cache between two steps.
 
     Returns:
       The last state. The final tokens are not read by the model: n tokens cost n - 1 steps.
@@ -152,7 +154,7 @@ def sample_loop(
         return choose_next(state, logits_RV, prompt, config, draws)
 
     first = choose_next(begin(cache, prompt, config, capacity), logits_RV, prompt, config, draws)
-    return jax.lax.while_loop(lambda state: ~state.done_R.all(), advance, first)
+    return loop(lambda state: ~state.done_R.all(), advance, first)
 
 
 def _log_prob(scores_RV: jax.Array, tokens_R: jax.Array) -> jax.Array:

@@ -109,7 +109,7 @@ def check_draft(draft: Draft, model: ModelConfig, config: DecodeConfig, longest:
 
 
 def cache_room(capacity: int, ahead: int) -> int:
-    """Slots after the prompt which the caches get: the answer's, a round's, and a quarter so as to pack seldom."""
+    """Tokens for which the caches get room: the answer's, a round's, and a quarter so as to pack seldom."""
     return capacity + ahead + 1 + capacity // 4
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,8 @@ import numpy as np
 
 from transformer_jax.decode_config import DecodeConfig
 from transformer_jax.decoding.cache_api import for_decoding
-from transformer_jax.decoding.generate import check_overflow, make_draws, make_step, resolve, start
+from transformer_jax.decoding.generate import check_overflow, make_draws, make_grow, make_step, resolve, start
+from transformer_jax.decoding.growth import rooms
 from transformer_jax.decoding.inputs import SearchInputs, prepare
 from transformer_jax.decoding.processors import Prompt
 from transformer_jax.decoding.sampling import Draws, SampleState, begin, choose_next, read_last
@@ -24,8 +26,8 @@ def stream(
 ) -> Iterator[np.ndarray]:
     """Yields the next token of every row, (B,), as soon as it is chosen; `pad_id` for rows which are done.
 
-    Greedy search and sampling only. The tokens are those of `generate` with the same arguments, which see. Two programs
-    are compiled per bucket of lengths: the prompt's pass, and the step.
+    Greedy search and sampling only. The tokens are those of `generate` with the same arguments, which see. Per bucket
+    of lengths the prompt's pass is compiled once, and the step for each size the cache has on the way (`growth.rooms`).
 
     Raises:
       UserError: as `generate`; and for beams or several draws, whose tokens are not known before the end.
@@ -45,11 +47,15 @@ def _tokens(
 ) -> Iterator[np.ndarray]:
     model, params = for_decoding(model, params)
     state, draws = _first(params, inputs, model=model, config=config, capacity=capacity)
+    grow_fn, (room, *later) = make_grow(inputs), rooms(capacity)
     for number in range(capacity):
         # Indexed on the host: on the device every number would be a program of its own.
         yield np.asarray(state.tokens_RT)[:, number].copy()
         if np.asarray(state.done_R).all():
             break
+        if number + 1 == room:
+            room, *later = later
+            state = dataclasses.replace(state, cache=jax.jit(grow_fn, static_argnums=1)(state.cache, room))
         state = _next(params, state, inputs.prompt, draws, model=model, config=config)
     check_overflow(state.cache.overflow)
 
@@ -58,7 +64,7 @@ def _tokens(
 def _first(
     params: Any, inputs: SearchInputs, *, model: nn.Module, config: DecodeConfig, capacity: int
 ) -> tuple[SampleState, Draws | None]:
-    logits_BV, cache = start(model, params, inputs, capacity)
+    logits_BV, cache = start(model, params, inputs, rooms(capacity)[0])
     draws = make_draws(inputs, config)
     return choose_next(begin(cache, inputs.prompt, config, capacity), logits_BV, inputs.prompt, config, draws), draws
 

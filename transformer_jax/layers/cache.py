@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import ClassVar, NamedTuple, Self
 
 import flax.struct
 import jax
@@ -20,43 +21,105 @@ class Lanes(NamedTuple):
     reading: int = 1
 
 
-@flax.struct.dataclass
-class KeysValues:
-    """Keys and values of one attention layer, the second with the width of a value head.
+class Slots:
+    """What a sequence mixer keeps of its tokens: arrays with an axis of slots, one slot for each token.
 
-    Heads come before slots: the products want them so, and in another order a step would transpose the whole cache
-    (a third of the time of a decoding step on a CPU).
+    Attributes:
+      slot_axes: where that axis is, by array.
     """
 
-    key_BKSH: jax.Array
+    slot_axes: ClassVar[Mapping[str, int]]
+
+    def write(self, new: Self, slot: jax.Array, lanes: Lanes) -> Self:
+        """Returns the slots with those of `new` from `slot` of each reading lane on, unchanged if they do not fit."""
+
+        def put(axis, old, own):
+            whole, part = _split(old, axis, lanes.stored), _split(own.astype(old.dtype), axis, lanes.reading)
+            start = [slot if i == axis + 1 else 0 for i in range(whole.ndim)]
+            return jax.lax.dynamic_update_slice(whole, part, start).reshape(old.shape)
+
+        def written(old, own):
+            return old._map(put, own)
+
+        def guarded(old, own):
+            # As a branch it is written once and in place: XLA on CPU would fuse a plain update into each of its
+            # readers, which all but one write to a copy of the whole cache.
+            fits = slot + own._count() // lanes.reading <= old._count() // lanes.stored
+            return jax.lax.cond(fits, lambda: written(old, own), lambda: old)
+
+        return jax.lax.platform_dependent(self, new, cpu=guarded, default=written).placed()
+
+    def grow(self, more: int, lanes: Lanes) -> Self:
+        """Returns the slots with `more` empty ones at the end of each stored lane."""
+
+        def wider(axis, old):
+            whole = _split(old, axis, lanes.stored)
+            padded = jnp.pad(whole, [(0, more if i == axis + 1 else 0) for i in range(whole.ndim)])
+            return padded.reshape(*old.shape[:axis], -1, *old.shape[axis + 1 :])
+
+        return self._map(wider).placed()
+
+    def take_slots(self, index_BS: jax.Array) -> Self:
+        """Returns the slots of which slot s of row b is slot index_BS[b, s] of the old ones."""
+
+        def take(axis, old):
+            index = jnp.expand_dims(index_BS, [i for i in range(1, old.ndim) if i != axis])
+            return jnp.take_along_axis(old, index, axis=axis)
+
+        return self._map(take)
+
+    def placed(self) -> Self:
+        """Returns the slots laid out over the mesh, rows and heads split."""
+        raise NotImplementedError
+
+    def _map(self, function: Callable[..., jax.Array], *others: Self) -> Self:
+        """Returns `function(slot axis, array, arrays of the others)` of each array."""
+        return self.replace(**{
+            name: function(axis, *(getattr(slots, name) for slots in (self, *others)))
+            for name, axis in self.slot_axes.items()
+        })  # fmt: skip
+
+    def _count(self) -> int:
+        name, axis = next(iter(self.slot_axes.items()))
+        return getattr(self, name).shape[axis]
+
+
+def _split(x: jax.Array, axis: int, lanes: int) -> jax.Array:
+    """Returns the array with the slots of each lane along an axis of their own."""
+    return x.reshape(*x.shape[:axis], lanes, x.shape[axis] // lanes, *x.shape[axis + 1 :])
+
+
+@flax.struct.dataclass
+class KeysValues(Slots):
+    """Keys and values of one attention layer, the second with the width of a value head.
+
+    Their axes stand as the products of a step want them, since in another order a step would transpose the whole cache
+    (on a CPU a product of four queries with keys of width 64 takes a quarter of the time so).
+    """
+
+    slot_axes: ClassVar[Mapping[str, int]] = {'key_BKHS': 3, 'value_BKSH': 2}
+
+    key_BKHS: jax.Array
     value_BKSH: jax.Array
 
     @classmethod
     def of(cls, key_BSKH: jax.Array, value_BSKH: jax.Array) -> KeysValues:
         """Returns the projections of S tokens as they are stored."""
-        return cls(jnp.swapaxes(key_BSKH, 1, 2), jnp.swapaxes(value_BSKH, 1, 2))
+        return cls(jnp.transpose(key_BSKH, (0, 2, 3, 1)), jnp.swapaxes(value_BSKH, 1, 2))
 
     @property
     def key_BSKH(self) -> jax.Array:
         """The keys in the order of the tokens' other arrays."""
-        return jnp.swapaxes(self.key_BKSH, 1, 2)
+        return jnp.transpose(self.key_BKHS, (0, 3, 1, 2))
 
     @property
     def value_BSKH(self) -> jax.Array:
         """The values in the order of the tokens' other arrays."""
         return jnp.swapaxes(self.value_BKSH, 1, 2)
 
-    def write(self, new: KeysValues, slot: jax.Array, lanes: Lanes) -> KeysValues:
-        """Returns the cache with the keys and values of T more tokens from `slot` on, if there is room for them."""
-        return _write(self, new, slot, lanes, axis=2).placed()
-
     def placed(self) -> KeysValues:
         """Returns the cache laid out over the mesh, rows and heads split."""
         return jax.tree.map(lambda x: constrain(x, 'batch', 'kv_heads', None, None), self)
-
-    def take_slots(self, index_BS: jax.Array) -> KeysValues:
-        """Returns the cache whose slot s of row b is slot index_BS[b, s] of the old one."""
-        return jax.tree.map(lambda old: jnp.take_along_axis(old, index_BS[:, None, :, None], axis=2), self)
 
 
 @flax.struct.dataclass
@@ -64,11 +127,13 @@ class QuantizedKeysValues(KeysValues):
     """Keys and values as int8, each token's head with a scale of its own, the largest absolute number over 127.5.
 
     Attributes:
-      key_scale_BKS1, value_scale_BKS1: bf16.
+      key_scale_BK1S, value_scale_BKS1: bf16.
       dtype: of the arrays which attention is given.
     """
 
-    key_scale_BKS1: jax.Array
+    slot_axes: ClassVar[Mapping[str, int]] = KeysValues.slot_axes | {'key_scale_BK1S': 3, 'value_scale_BKS1': 2}
+
+    key_scale_BK1S: jax.Array
     value_scale_BKS1: jax.Array
     dtype: str = flax.struct.field(pytree_node=False)
 
@@ -76,13 +141,15 @@ class QuantizedKeysValues(KeysValues):
     def of(cls, key_BSKH: jax.Array, value_BSKH: jax.Array) -> QuantizedKeysValues:
         """Returns the projections of S tokens as they are stored."""
         own = KeysValues.of(key_BSKH, value_BSKH)
-        key, value = (quantize(part, 8, (*part.shape[:3], 1)) for part in (own.key_BKSH, own.value_BKSH))
+        B, K, _, S = own.key_BKHS.shape
+        key, value = quantize(own.key_BKHS, 8, (B, K, 1, S)), quantize(own.value_BKSH, 8, (B, K, S, 1))
         return cls(key.values, value.values, key.scale, value.scale, str(key_BSKH.dtype))
 
     @property
     def key_BSKH(self) -> jax.Array:
         """The keys in the order of the tokens' other arrays."""
-        return jnp.swapaxes(QuantizedArray(self.key_BKSH, self.key_scale_BKS1).astype(self.dtype), 1, 2)
+        key_BKHS = QuantizedArray(self.key_BKHS, self.key_scale_BK1S).astype(self.dtype)
+        return jnp.transpose(key_BKHS, (0, 3, 1, 2))
 
     @property
     def value_BSKH(self) -> jax.Array:
@@ -91,43 +158,16 @@ class QuantizedKeysValues(KeysValues):
 
 
 @flax.struct.dataclass
-class Latents:
+class Latents(Slots):
     """What latent attention keeps of its tokens: the latent, then the rotated key which all heads share."""
 
-    latent_BSR: jax.Array
+    slot_axes: ClassVar[Mapping[str, int]] = {'latent_BSR': 1}
 
-    def write(self, new: Latents, slot: jax.Array, lanes: Lanes) -> Latents:
-        """Returns the cache with the latents of T more tokens from `slot` on, if there is room for them."""
-        return _write(self, new, slot, lanes, axis=1).placed()
+    latent_BSR: jax.Array
 
     def placed(self) -> Latents:
         """Returns the cache laid out over the mesh, rows split."""
         return Latents(constrain(self.latent_BSR, 'batch', None, None))
-
-    def take_slots(self, index_BS: jax.Array) -> Latents:
-        """Returns the cache whose slot s of row b is slot index_BS[b, s] of the old one."""
-        return Latents(jnp.take_along_axis(self.latent_BSR, index_BS[..., None], axis=1))
-
-
-def _write(cache: Any, new: Any, slot: jax.Array, lanes: Lanes, axis: int) -> Any:
-    """Returns arrays with those of `new` from `slot` of each reading lane on, unchanged if they do not fit."""
-
-    def split(x, count):
-        return x.reshape(*x.shape[:axis], count, x.shape[axis] // count, *x.shape[axis + 1 :])
-
-    def put(old, own):
-        whole, part = split(old, lanes.stored), split(own.astype(old.dtype), lanes.reading)
-        start = [slot if i == axis + 1 else 0 for i in range(whole.ndim)]
-        return jax.lax.dynamic_update_slice(whole, part, start).reshape(old.shape)
-
-    def guarded(cache, new):
-        # As a branch it is written once and in place: XLA on CPU would fuse a plain update into each of its readers,
-        # which all but one write to a copy of the whole cache.
-        fits = slot + own_slots // lanes.reading <= slots // lanes.stored
-        return jax.lax.cond(fits, lambda: jax.tree.map(put, cache, new), lambda: cache)
-
-    slots, own_slots = (jax.tree.leaves(tree)[0].shape[axis] for tree in (cache, new))
-    return jax.lax.platform_dependent(cache, new, cpu=guarded, default=lambda cache, new: jax.tree.map(put, cache, new))
 
 
 @flax.struct.dataclass
@@ -240,6 +280,20 @@ class Cache:
             shown = past[:, None] & reached[:, None]
             own = dict(shown_BTS=shown.reshape(entries, -1, self.beams * self.capacity))
         return Mask(query_positions_BT=positions_BT, key_positions_BS=slots, offset=offset, **own)
+
+    def grow(self, capacity: int) -> Cache:
+        """Returns the cache with `capacity` slots a row, those beyond the old ones empty."""
+        more = capacity - self.capacity
+
+        def wider(rows):
+            return None if rows is None else jnp.pad(rows, [(0, 0), (0, more)])
+
+        return self.replace(
+            mixers=tuple(mixer.grow(more, self.lanes) for mixer in self.mixers),
+            positions=wider(self.positions),
+            valid=wider(self.valid),
+            ancestors=wider(self.ancestors),
+        )
 
     def forget(self, count: int, kept_B: jax.Array) -> Cache:
         """Returns the cache which has read only the first kept_B of the last `count` tokens of each row.

@@ -25,9 +25,10 @@ def _rows(inputs: Inputs, visible_BTS: jax.Array | None) -> tuple[jax.Array, jax
     query_BTNH, key_BSKH, value_BSKH, _, scale, bias_BNTS, softcap, drop = inputs
     B, T, N, H = query_BTNH.shape
     S, K = key_BSKH.shape[1:3]
-    query_BTKGH = query_BTNH.reshape(B, T, K, N // K, H)
+    # Operands and results in the order of the products: a CPU would transpose not only them but the scores too.
+    query_BKGTH = jnp.moveaxis(query_BTNH.reshape(B, T, K, N // K, H), 1, 3)
     # Scaled as fp32 scores: a scaled query would be rounded twice, and so would a scale which is no power of two.
-    scores = scale * einsum('BTKGH,BSKH->BKGTS', query_BTKGH, key_BSKH, jnp.float32)
+    scores = scale * einsum('BKGTH,BSKH->BKGTS', query_BKGTH, key_BSKH, jnp.float32)
     if softcap is not None:
         scores = softcap * jnp.tanh(scores / softcap)
     if bias_BNTS is not None:
@@ -39,8 +40,8 @@ def _rows(inputs: Inputs, visible_BTS: jax.Array | None) -> tuple[jax.Array, jax
     if visible_BTS is not None:
         weights = jnp.where(visible, weights, 0.0)
     dropped = weights if drop is None else dropout(weights, drop.rate, drop.key)
-    out = einsum('BKGTS,BSKV->BTKGV', dropped.astype(value_BSKH.dtype), value_BSKH)
-    return out.reshape(B, T, N, -1), weights.reshape(B, N, T, S)
+    out_BKGTV = einsum('BKGTS,BSKV->BKGTV', dropped.astype(value_BSKH.dtype), value_BSKH)
+    return jnp.moveaxis(out_BKGTV, 3, 1).reshape(B, T, N, -1), weights.reshape(B, N, T, S)
 
 
 def blockwise(inputs: Inputs) -> jax.Array:

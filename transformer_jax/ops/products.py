@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,42 @@ from jax.typing import DTypeLike
 from transformer_jax.ops.quantized import QuantizedArray
 
 
-def einsum(spec: str, a: jax.Array, b: jax.Array | QuantizedArray, dtype: DTypeLike | None = None) -> jax.Array:
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ColumnMajor:
+    """A matrix which lies in memory column after column, and stands where a matrix stands in the tree of parameters.
+
+    A CPU reads the matrix of a product of few rows once so, where by rows it first makes a packed copy of it.
+
+    Attributes:
+      values: the numbers in that order, in an array of the parameter's shape.
+    """
+
+    values: jax.Array
+
+    @classmethod
+    def of(cls, array: jax.Array, inputs: int) -> ColumnMajor:
+        """Returns the matrix whose rows are the first `inputs` axes of the array."""
+        rows = math.prod(array.shape[:inputs])
+        return cls(array.reshape(rows, -1).T.reshape(array.shape))
+
+    def reshape(self, rows: int, columns: int) -> ColumnMajor:
+        """Returns it with its axes joined to the two of the matrix."""
+        return ColumnMajor(self.values.reshape(rows, columns))
+
+    def contract(self, spec: str, a: jax.Array) -> jax.Array:
+        """Returns the einsum of `a` with the matrix, whose rows are summed over, as its second operand."""
+        terms, result = spec.split('->')
+        left, (row, column) = terms.split(',')
+        rows, columns = self.values.shape
+        by_columns = self.values.reshape(columns, rows).astype(a.dtype)
+        return jnp.einsum(f'{left},{column}{row}->{result}', a, by_columns, preferred_element_type=jnp.float32)
+
+
+Matrix = jax.Array | QuantizedArray | ColumnMajor
+
+
+def einsum(spec: str, a: jax.Array, b: Matrix, dtype: DTypeLike | None = None) -> jax.Array:
     """Contracts two arrays: operands in `a`'s dtype, sums in fp32, then one rounding to `dtype`.
 
     y = round(sum_k a_k round(b_k)); the gradients are computed alike, and returned in each operand's own dtype, so
@@ -20,10 +57,10 @@ def einsum(spec: str, a: jax.Array, b: jax.Array | QuantizedArray, dtype: DTypeL
     Args:
       spec: an explicit two-operand einsum such as 'BTD,DNH->BTNH'. Each letter stands in at least two of its terms.
       a: activations; its dtype is the compute dtype.
-      b: parameters or activations; rounded to the compute dtype. A quantised matrix has products of its own.
+      b: parameters or activations; rounded to the compute dtype. Other kinds of matrix have products of their own.
       dtype: of the result (None: that of `a`).
     """
-    if isinstance(b, QuantizedArray):
+    if isinstance(b, QuantizedArray | ColumnMajor):
         return b.contract(spec, a).astype(dtype or a.dtype)
     if a.dtype == b.dtype == jnp.float32:
         # Also keeps forward-mode differentiation, which a custom VJP does not have.
