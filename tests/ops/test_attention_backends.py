@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from transformer_jax import config
+from transformer_jax.analysis import hlo
 from transformer_jax.errors import UserError
 from transformer_jax.ops import attention as ops
 from transformer_jax.ops import attention_cudnn
@@ -42,7 +43,7 @@ def out_and_gradients(inputs, backend, mesh=None):
         with tracing_on(mesh):
             out, _ = ops.attention(
                 *operands, inputs.mask, scale=inputs.scale, bias_BNTS=inputs.bias_BNTS, softcap=inputs.softcap,
-                backend=backend,
+                drop=inputs.drop, backend=backend,
             )  # fmt: skip
         weight = jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape)
         return (out.astype(jnp.float32) * weight).sum(), out
@@ -85,6 +86,25 @@ def test_splash_on_a_mesh_of_rows_heads_and_positions_equals_the_reference_and_m
     assert_equal(kernel, reference)
     # Each device's queries are its own row, half the positions and half the heads.
     assert 'f32[1,2,128,8]' in text
+
+
+def test_blockwise_on_a_mesh_of_rows_heads_and_positions_equals_the_reference_and_takes_blocks_of_its_own_queries():
+    """With dropout, which hashes numbers of weights, a bias of rows, and segments which end within blocks."""
+    segments = jnp.asarray(np.repeat([[1, 2, 3, 0], [1, 1, 2, 2]], [190, 170, 70, 82], axis=1))
+    mask = Mask(causal=True, window=300, query_segments_BT=segments, key_segments_BS=segments)
+    bias = jnp.asarray(RNG.normal(size=(1, 4, 512, 512)).astype(np.float32))
+    options = dict(bias_BNTS=bias, drop=Dropout(0.3, jax.random.key(3)), softcap=2.0)
+    inputs = make_inputs(mask, N=4, K=2, queries=512, keys=512, **options)
+    mesh = make_mesh(MeshConfig(data=2, sequence=2, tensor=2))
+    (blocks, text), (reference, whole) = (
+        out_and_gradients(inputs, backend, on) for backend, on in (('blockwise', mesh), ('reference', None))
+    )
+    assert_equal(blocks, reference)
+    # Scores of one row, one part of the positions, one key head with its two queries, 128 queries and all keys.
+    assert 'f32[1,1,1,2,128,512]' in text and 'f32[2,2,2,512,512]' in whole
+    # No query moves: what is sent are the gradients of a device's keys and values, once, after all blocks.
+    (sent,) = hlo.costs(text).collectives
+    assert (sent.kind, sent.group, sent.runs, sent.bytes) == ('all-reduce', 2, 1, 2 * 512 * 8 * 4)
 
 
 def test_cudnn_is_asked_for_what_the_reference_computes(monkeypatch):

@@ -71,7 +71,13 @@ LAYOUTS = {
         },
         {'all-reduce'},
     ),
-    'sequence': (CONFIG, dict(data=2, sequence=4), 8, {'decoder/layers_0/ffn/up/kernel': 1}, {'all-gather'}),
+    'sequence': (
+        CONFIG.replace(attention_backend='blockwise'),
+        dict(data=2, sequence=4),
+        8,
+        {'decoder/layers_0/ffn/up/kernel': 1},
+        {'all-gather'},
+    ),
     'expert': (
         EXPERTS,
         dict(data=1, expert=4, sequence=2),
@@ -92,7 +98,8 @@ LAYOUTS = {
 @pytest.mark.parametrize('name', LAYOUTS)
 def test_a_step_on_eight_devices_is_that_of_one_and_is_split(name):
     config, sizes, batch_parts, split, expected = LAYOUTS[name]
-    one, many = alone(config), Parallel(config, MeshConfig(**sizes))
+    # Alone with all scores at once, so that blocks are held against another program too.
+    one, many = alone(config.replace(attention_backend='auto')), Parallel(config, MeshConfig(**sizes))
     assert_equal_but_for_rounding(many, one)
     assert many.mesh.size == 8 and not collectives(one.text) and expected <= collectives(many.text).keys()
     placed = place_batch(packed_batch(), many.mesh)

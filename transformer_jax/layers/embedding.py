@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -12,6 +13,7 @@ from transformer_jax.config import ModelConfig
 from transformer_jax.layers.dropout import Dropout
 from transformer_jax.layers.linear import Linear
 from transformer_jax.layers.norm import Norm
+from transformer_jax.ops.copies import copy_to_parts, divides, use_copies
 from transformer_jax.ops.positions import sinusoids
 from transformer_jax.ops.products import einsum
 from transformer_jax.ops.quantized import QuantizedArray
@@ -26,12 +28,14 @@ class Table(nn.Module):
     Attributes:
       rows: number of rows; axis: their logical name.
       padded: rows of the array, those past `rows` being unused (None: as many).
+      shared: whether it is used more than once, so that its gradient is a sum.
     """
 
     config: ModelConfig
     rows: int
     axis: str = 'vocab'
     padded: int | None = None
+    shared: bool = False
 
     def setup(self):
         config = self.config
@@ -40,25 +44,40 @@ class Table(nn.Module):
         init = nn.with_logical_partitioning(nn.initializers.normal(stddev), (self.axis, 'embed'))
         shape = (self.padded or self.rows, config.d_model)
         self.embedding = self.param('embedding', init, shape, jnp.dtype(config.param_dtype))
+        copied = self.shared and not isinstance(self.embedding, QuantizedArray)
+        self.copies = copy_to_parts(self.embedding, (self.axis, 'embed')) if copied else None
 
     def __call__(self, index_BT: jax.Array) -> jax.Array:
         """Returns the rows of the given indices, BTD."""
-        # As an array of JAX, for parameters may be restored as numpy's; and -1 is no row, let alone the last one.
         if self.padded is not None:
             index_BT = jnp.where(index_BT < self.rows, index_BT, self.padded)
         if isinstance(self.embedding, QuantizedArray):
             return self.embedding.take_rows(index_BT)
-        rows = jnp.asarray(self.embedding).at[index_BT]
-        return rows.get(mode='fill', fill_value=jnp.nan, wrap_negative_indices=False)
+        return self._use(_rows, index_BT)
 
     def attend(self, x_BTD: jax.Array) -> jax.Array:
         """Returns the product with every row, BTV, in fp32."""
-        return einsum('BTD,VD->BTV', x_BTD, self.embedding, jnp.float32)
+        return self._use(_products, x_BTD)
+
+    def _use(self, use: Callable[[jax.Array, jax.Array], jax.Array], x_BT: jax.Array) -> jax.Array:
+        if self.copies is None or not divides(self.copies, x_BT):
+            return use(self.embedding, x_BT)
+        return use_copies(use, self.copies, x_BT)
 
 
-def word_table(config: ModelConfig) -> Table:
-    """Returns the table of words, whose rows past the vocabulary are never looked up."""
-    return Table(config, config.vocab_size, padded=None if config.vocab_multiple == 1 else config.vocab_rows)
+def _rows(table_VD: jax.Array, index_BT: jax.Array) -> jax.Array:
+    # As an array of JAX, for parameters may be restored as numpy's; and -1 is no row, let alone the last one.
+    return jnp.asarray(table_VD).at[index_BT].get(mode='fill', fill_value=jnp.nan, wrap_negative_indices=False)
+
+
+def _products(table_VD: jax.Array, x_BTD: jax.Array) -> jax.Array:
+    return einsum('BTD,VD->BTV', x_BTD, table_VD, jnp.float32)
+
+
+def word_table(config: ModelConfig, shared: bool) -> Table:
+    """Returns the table of words, whose rows past the vocabulary are never looked up; `shared` as in `Table`."""
+    padded = None if config.vocab_multiple == 1 else config.vocab_rows
+    return Table(config, config.vocab_size, padded=padded, shared=shared)
 
 
 class Embedder(nn.Module):

@@ -74,13 +74,14 @@ class LanguageModel(nn.Module):
 
     def setup(self):
         config = self.config
-        self.embedding = word_table(config)
+        tied = config.head == 'lm' and config.tie_embeddings in ('output', 'all')
+        self.embedding = word_table(config, shared=tied)
         self.embedder = Embedder(config)
         self.stack = Stack(config, config.kind, name=config.kind)
         if config.head_activation != 'none':
             self.head_layer = HeadLayer(config)
         if config.head == 'lm':
-            self.head = Logits(config, self.embedding if config.tie_embeddings in ('output', 'all') else None)
+            self.head = Logits(config, self.embedding if tied else None)
         if config.head == 'classes':
             self.head = Classifier(config)
 
@@ -153,11 +154,11 @@ class EncoderDecoder(nn.Module):
         config = self.config
         tie = config.tie_embeddings
         if tie in ('inputs', 'all'):
-            self.embedding = word_table(config)
+            self.embedding = word_table(config, shared=True)
             self.source_table = self.target_table = self.embedding
         else:
-            self.source_embedding = word_table(config)
-            self.target_embedding = word_table(config)
+            self.source_embedding = word_table(config, shared=False)
+            self.target_embedding = word_table(config, shared=tie == 'output')
             self.source_table, self.target_table = self.source_embedding, self.target_embedding
         self.encoder_embedder = Embedder(config)
         self.decoder_embedder = Embedder(config)

@@ -119,8 +119,8 @@ def attention(
       scale: 1 / sqrt(H) in the paper.
       bias_BNTS: added to the scores; B and T may be 1.
       backend: 'splash' (kernels for TPUs), 'cudnn' (kernels for NVIDIA GPUs), 'blockwise' (scores of 128 queries at a
-        time: O(T) memory, forward and backward), 'reference' (holds all scores), or 'auto': the first of them which
-        supports the call and is meant for this platform and size; the choice is logged.
+        time, on each device of its own: O(T) memory, forward and backward), 'reference' (holds all scores), or 'auto':
+        the first of them which supports the call and is meant for this platform and size; the choice is logged.
       return_weights: also give the weights BNTS, before dropout; this is the reference's, whatever `backend` says.
 
     Raises:

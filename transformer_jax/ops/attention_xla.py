@@ -5,12 +5,15 @@ Both support every mask, bias, soft-cap, dropout, width and dtype.
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.ops.attention_inputs import Dropout, Inputs
-from transformer_jax.ops.dropout import dropout
+from transformer_jax.ops.attention_inputs import Inputs
+from transformer_jax.ops.dropout import dropout, numbers
 from transformer_jax.ops.products import einsum
+from transformer_jax.sharding.activations import axes_of, constrain, current_mesh
 
 _HIDDEN = -0.7 * float(jnp.finfo(jnp.float32).max)
 _QUERY_BLOCK = 128
@@ -21,7 +24,9 @@ def reference(inputs: Inputs) -> tuple[jax.Array, jax.Array]:
     return _rows(inputs, inputs.mask.visible(*inputs.lengths))
 
 
-def _rows(inputs: Inputs, visible_BTS: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+def _rows(
+    inputs: Inputs, visible_BTS: jax.Array | None, numbers_BNTS: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
     query_BTNH, key_BSKH, value_BSKH, _, scale, bias_BNTS, softcap, drop = inputs
     B, T, N, H = query_BTNH.shape
     S, K = key_BSKH.shape[1:3]
@@ -39,41 +44,66 @@ def _rows(inputs: Inputs, visible_BTS: jax.Array | None) -> tuple[jax.Array, jax
     weights = jax.nn.softmax(scores, axis=-1)
     if visible_BTS is not None:
         weights = jnp.where(visible, weights, 0.0)
-    dropped = weights if drop is None else dropout(weights, drop.rate, drop.key)
+    dropped = weights
+    if drop is not None:
+        index = None if numbers_BNTS is None else numbers_BNTS.reshape(weights.shape)
+        dropped = dropout(weights, drop.rate, drop.key, index)
     out_BKGTV = einsum('BKGTS,BSKV->BKGTV', dropped.astype(value_BSKH.dtype), value_BSKH)
     return jnp.moveaxis(out_BKGTV, 3, 1).reshape(B, T, N, -1), weights.reshape(B, N, T, S)
 
 
 def blockwise(inputs: Inputs) -> jax.Array:
-    """Returns out BTNV with the scores of 128 queries at a time; the backward pass makes them anew (O(T) memory)."""
-    query_BTNH, key_BSKH, value_BSKH, mask, _, bias_BNTS, _, drop = inputs
-    B, T, N, _ = query_BTNH.shape
-    S = key_BSKH.shape[1]
-    blocks = -(-T // _QUERY_BLOCK)
-    padded = [(0, 0), (0, blocks * _QUERY_BLOCK - T), (0, 0), (0, 0)]
-    query_BTNH = jnp.pad(query_BTNH, padded)
-    offset = S - T if mask.offset is None else mask.offset
-    mask = mask.replace(
-        offset=offset,
-        query_segments_BT=_pad_rows(mask.query_segments_BT, blocks * _QUERY_BLOCK),
-        query_positions_BT=_pad_rows(mask.query_positions_BT, blocks * _QUERY_BLOCK),
-    )
+    """Returns out BTNV with the scores of 128 queries at a time; the backward pass makes them anew (O(T) memory).
+
+    On a mesh whose sequence axis splits T into Q parts, each device takes 128 of its own queries at a time. Each part
+    has a copy of the keys and values, which lie there anyway, so that their gradients are added up over the blocks on
+    the device, and then once over the parts. Dropout drops what the reference's drops, on any mesh.
+    """
+    query_BTNH, key_BSKH, value_BSKH, bias_BNTS = *inputs[:3], inputs.bias_BNTS
+    (T, S), (B, _, N, _) = inputs.lengths, query_BTNH.shape
+    mesh = current_mesh()
+    Q = 1 if mesh is None else math.prod(mesh.shape[axis] for axis in axes_of('length', T, mesh))
+    own = T // Q
+    blocks = -(-own // _QUERY_BLOCK)
+
+    def cut(x, axis):
+        """(..., own, ...) -> (blocks, ..., 128, ...), filled up with zeros."""
+        x = jnp.pad(x, [(0, blocks * _QUERY_BLOCK - own if i == axis else 0) for i in range(x.ndim)])
+        return jnp.moveaxis(x.reshape(*x.shape[:axis], blocks, _QUERY_BLOCK, *x.shape[axis + 1 :]), axis, 0)
+
     rows_of_bias = bias_BNTS is not None and bias_BNTS.shape[2] > 1
+
+    def part(first, query, key, value, bias):
+        """The queries first ... first + own - 1."""
+
+        @jax.checkpoint
+        def block(operands):
+            rows, query, own_bias = operands
+            its = inputs._replace(
+                query_BTNH=query, key_BSKH=key, value_BSKH=value, bias_BNTS=own_bias if rows_of_bias else bias
+            )
+            index = None if inputs.drop is None else _numbers(B, N, rows, T, S)
+            return _rows(its, inputs.mask.visible(T, S, rows), index)[0]
+
+        rows = first + jnp.arange(blocks * _QUERY_BLOCK).reshape(blocks, _QUERY_BLOCK)
+        out = jax.lax.map(block, (rows, cut(query, 1), cut(bias, 2) if rows_of_bias else None))
+        return jnp.moveaxis(out, 0, 1).reshape(B, blocks * _QUERY_BLOCK, N, -1)[:, :own]
+
+    if Q == 1:
+        return part(0, query_BTNH, key_BSKH, value_BSKH, bias_BNTS)
+    query = constrain(query_BTNH.reshape(B, Q, own, N, -1), 'batch', 'length', None, 'heads', None)
+    copies = (
+        constrain(jnp.broadcast_to(x[:, None], (B, Q, *x.shape[1:])), 'batch', 'length', None, 'kv_heads', None)
+        for x in (key_BSKH, value_BSKH)
+    )
     if rows_of_bias:
-        bias_BNTS = jnp.pad(bias_BNTS, [(0, 0), (0, 0), padded[1], (0, 0)])
-
-    @jax.checkpoint
-    def block(index):
-        start = index * _QUERY_BLOCK
-        query = jax.lax.dynamic_slice_in_dim(query_BTNH, start, _QUERY_BLOCK, axis=1)
-        bias = jax.lax.dynamic_slice_in_dim(bias_BNTS, start, _QUERY_BLOCK, axis=2) if rows_of_bias else bias_BNTS
-        own = None if drop is None else Dropout(drop.rate, jax.random.fold_in(drop.key, index))
-        visible = mask.visible(T, S, start, _QUERY_BLOCK)
-        return _rows(inputs._replace(query_BTNH=query, bias_BNTS=bias, drop=own), visible)[0]
-
-    out = jax.lax.map(block, jnp.arange(blocks))
-    return jnp.moveaxis(out, 0, 1).reshape(B, blocks * _QUERY_BLOCK, N, -1)[:, :T]
+        bias_BNTS = bias_BNTS.reshape(*bias_BNTS.shape[:2], Q, own, S)
+        bias_BNTS = constrain(bias_BNTS, 'batch', 'heads', 'length', None, None)
+    parts = jax.vmap(part, in_axes=(0, 1, 1, 1, 2 if rows_of_bias else None), out_axes=1)
+    return parts(own * jnp.arange(Q), query, *copies, bias_BNTS).reshape(B, T, N, -1)
 
 
-def _pad_rows(x_BT, length):
-    return None if x_BT is None else jnp.pad(x_BT, [(0, 0), (0, length - x_BT.shape[1])])
+def _numbers(B: int, N: int, rows_t: jax.Array, T: int, S: int) -> jax.Array:
+    """Returns the numbers of a block's weights, BNtS, among those of all BNTS."""
+    rows = numbers((B, N, 1, 1)) * jnp.uint32(T) + rows_t.astype(jnp.uint32)[:, None]
+    return rows * jnp.uint32(S) + jnp.arange(S, dtype=jnp.uint32)

@@ -45,20 +45,19 @@ class Mask:
             merged[field.name] = theirs if mine is None else mine if theirs is None else _JOIN[field.name](mine, theirs)
         return Mask(**merged)
 
-    def visible(self, T: int, S: int, start: jax.Array | int = 0, size: int | None = None) -> jax.Array | None:
+    def visible(self, T: int, S: int, rows: jax.Array | None = None) -> jax.Array | None:
         """Returns the mask as booleans (B or 1, T, S), True where a query sees a key, or None if all see all.
 
         Args:
           T, S: numbers of queries and keys.
-          start, size: only the rows of queries start ... start + size - 1 (None: all).
+          rows: numbers of the queries which are asked for, in any order (None: all T).
         """
-        size = T if size is None else size
         offset = S - T if self.offset is None else self.offset
-        query_slots = offset + start + jnp.arange(size)[None, :, None]
+        query_slots = offset + (jnp.arange(T) if rows is None else rows)[None, :, None]
         key_slots = jnp.arange(S)[None, None, :]
 
         def of_queries(x_BT):
-            return jax.lax.dynamic_slice_in_dim(x_BT, start, size, axis=1)[:, :, None]
+            return x_BT if rows is None else jnp.take(x_BT, rows, axis=1, mode='clip')
 
         conditions = []
         if self.causal:
@@ -67,18 +66,16 @@ class Mask:
                 seen |= key_slots < self.prefix_B[:, None, None]
             conditions.append(seen)
         if self.window is not None:
-            queries = query_slots if self.query_positions_BT is None else of_queries(self.query_positions_BT)
+            queries = query_slots if self.query_positions_BT is None else of_queries(self.query_positions_BT)[..., None]
             keys = key_slots if self.key_positions_BS is None else self.key_positions_BS[:, None, :]
             conditions.append(abs(queries - keys) < self.window)
         if self.key_valid_BS is not None:
             conditions.append(self.key_valid_BS[:, None, :])
         if self.query_segments_BT is not None:
             keys = self.key_segments_BS[:, None, :]
-            conditions.append((of_queries(self.query_segments_BT) == keys) & (keys != 0))
+            conditions.append((of_queries(self.query_segments_BT)[..., None] == keys) & (keys != 0))
         if self.shown_BTS is not None:
-            # Rows of queries past the end are those of padding.
-            rows = start + jnp.arange(size)
-            conditions.append(self.shown_BTS if size == T else jnp.take(self.shown_BTS, rows, axis=1, mode='clip'))
+            conditions.append(of_queries(self.shown_BTS))
         if not conditions:
             return None
         result = conditions[0]
