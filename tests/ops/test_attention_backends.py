@@ -77,9 +77,10 @@ def test_splash_kernels_interpreted_equal_the_reference_forward_and_backward(mas
         assert blind.any() and (np.asarray(kernel[0])[blind] == 0).all()
 
 
-def test_splash_on_a_mesh_of_rows_heads_and_positions_equals_the_reference_and_moves_no_queries():
+@pytest.mark.parametrize('causal', [True, False])
+def test_splash_on_a_mesh_of_rows_heads_and_positions_equals_the_reference_and_moves_no_queries(causal):
     segments = SEGMENTS[:, :256]  # 128 positions on each of two devices
-    mask = Mask(causal=True, query_segments_BT=segments, key_segments_BS=segments)
+    mask = Mask(causal=causal, query_segments_BT=segments, key_segments_BS=segments)
     inputs = make_inputs(mask, N=4, K=2, queries=256, keys=256)
     mesh = make_mesh(MeshConfig(data=2, sequence=2, tensor=2))
     (kernel, text), (reference, _) = out_and_gradients(inputs, 'splash', mesh), out_and_gradients(inputs, 'reference')

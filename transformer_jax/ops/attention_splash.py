@@ -74,7 +74,7 @@ def attend(inputs: Inputs, platform: str) -> jax.Array:
         return local(kernel, *operands)
     queries, keys = PartitionSpec(rows, length, heads), PartitionSpec(rows, None, heads)
     specs = queries, keys, keys, PartitionSpec(rows, length), PartitionSpec(rows)
-    own = kernel.manual_sharding_spec(NamedSharding(mesh, PartitionSpec(heads, length)))
+    own = kernel.manual_sharding_spec(NamedSharding(mesh, PartitionSpec(heads, None if _is_full(inputs) else length)))
     return jax.shard_map(local, in_specs=(own, *specs), out_specs=queries, check_vma=False)(kernel, *operands)
 
 
@@ -89,17 +89,22 @@ def _shards(mesh: AbstractMesh | None, name: str, size: int) -> int:
     return shards
 
 
+def _is_full(inputs: Inputs) -> bool:
+    return inputs.mask.window is None and not inputs.mask.causal
+
+
 def _kernel(inputs: Inputs, head_shards: int, length_shards: int, interpret: bool) -> kernels.SplashAttentionKernel:
     (T, S), mask = inputs.lengths, inputs.mask
-    if mask.window is not None:
-        ahead = 0 if mask.causal else mask.window - 1
-        visible = masks.LocalMask((T, S), (mask.window - 1, ahead), offset=S - T)
-    elif mask.causal:
-        visible = masks.CausalMask((T, S), offset=S - T)
-    else:
-        visible = masks.FullMask((T, S))
     queries = next(block for block in _BLOCKS if T // length_shards % block == 0)
     keys = next(block for block in _BLOCKS if S % block == 0)
+    if _is_full(inputs):
+        # JAX cannot cut a full mask into parts of its queries; that of one part serves all.
+        visible, length_shards = masks.FullMask((T // length_shards, S)), 1
+    elif mask.window is not None:
+        ahead = 0 if mask.causal else mask.window - 1
+        visible = masks.LocalMask((T, S), (mask.window - 1, ahead), offset=S - T)
+    else:
+        visible = masks.CausalMask((T, S), offset=S - T)
     sizes = kernels.BlockSizes(
         block_q=queries, block_kv=keys, block_q_dkv=queries, block_kv_dkv=keys, block_q_dq=queries, block_kv_dq=keys
     )
