@@ -34,20 +34,20 @@ class Slots:
         """Returns the slots with those of `new` from `slot` of each reading lane on, unchanged if they do not fit."""
 
         def put(axis, old, own):
-            whole, part = _split(old, axis, lanes.stored), _split(own.astype(old.dtype), axis, lanes.reading)
-            start = [slot if i == axis + 1 else 0 for i in range(whole.ndim)]
-            return jax.lax.dynamic_update_slice(whole, part, start).reshape(old.shape)
+            def written(old, own):
+                whole, part = _split(old, axis, lanes.stored), _split(own.astype(old.dtype), axis, lanes.reading)
+                start = [slot if i == axis + 1 else 0 for i in range(whole.ndim)]
+                return jax.lax.dynamic_update_slice(whole, part, start).reshape(old.shape)
 
-        def written(old, own):
-            return old._map(put, own)
+            def guarded(old, own):
+                # As a branch it is written once and in place: XLA on CPU would fuse a plain update into each of its
+                # readers, or with that of another array, and write to copies of the whole cache.
+                fits = slot + own.shape[axis] // lanes.reading <= old.shape[axis] // lanes.stored
+                return jax.lax.cond(fits, lambda: written(old, own), lambda: old)
 
-        def guarded(old, own):
-            # As a branch it is written once and in place: XLA on CPU would fuse a plain update into each of its
-            # readers, which all but one write to a copy of the whole cache.
-            fits = slot + own._count() // lanes.reading <= old._count() // lanes.stored
-            return jax.lax.cond(fits, lambda: written(old, own), lambda: old)
+            return jax.lax.platform_dependent(old, own, cpu=guarded, default=written)
 
-        return jax.lax.platform_dependent(self, new, cpu=guarded, default=written).placed()
+        return self._map(put, new).placed()
 
     def grow(self, more: int, lanes: Lanes) -> Self:
         """Returns the slots with `more` empty ones at the end of each stored lane."""
@@ -78,10 +78,6 @@ class Slots:
             name: function(axis, *(getattr(slots, name) for slots in (self, *others)))
             for name, axis in self.slot_axes.items()
         })  # fmt: skip
-
-    def _count(self) -> int:
-        name, axis = next(iter(self.slot_axes.items()))
-        return getattr(self, name).shape[axis]
 
 
 def _split(x: jax.Array, axis: int, lanes: int) -> jax.Array:
