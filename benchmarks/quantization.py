@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -74,6 +75,7 @@ def main() -> None:
     model, params = build(config), jax.tree.map(np.asarray, unroll_params(params, model.config))
     found = {}
     for name in arguments.choices:
+        print(f'{name} ...', file=sys.stderr)
         weights, cache = CHOICES[name]
         own, quantized = quantize(model, params, weights, cache=cache, group=arguments.group)
         quantized = jax.device_put(quantized)
