@@ -6,6 +6,7 @@ import itertools
 
 import chains
 import jax
+import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -66,6 +67,11 @@ def test_answers_longer_than_a_stage_are_those_of_the_training_forward(beams):
     if beams == 1:
         np.testing.assert_array_equal(answers, np.argmax(logits, axis=2))
         np.testing.assert_array_equal(answers, np.stack(list(stream(model, params, tokens, config=search)), axis=1))
+        compiled = []
+        jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: compiled.append(event))
+        again = np.stack(list(stream(model, params, tokens, config=search)), axis=1)
+        assert '/jax/core/compile/backend_compile_duration' not in compiled
+        np.testing.assert_array_equal(answers, again)
 
 
 @pytest.mark.parametrize('size', [40, 640, 1000, 32001])

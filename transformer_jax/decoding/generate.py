@@ -128,11 +128,6 @@ def slots(inputs: SearchInputs, capacity: int) -> int:
     return inputs.prompt.tokens_RP.shape[1] + capacity - 1
 
 
-def make_grow(inputs: SearchInputs) -> Callable[[Any, int], Any]:
-    """Returns `cache, room -> cache` with room for an answer of so many tokens."""
-    return lambda cache, room: cache.grow(slots(inputs, room))
-
-
 def make_step(model: nn.Module, params: Any) -> Callable[[jax.Array, Any], tuple[jax.Array, Any]]:
     """Returns `tokens_R1, cache -> logits_RV, cache` for the search loops."""
 
@@ -177,7 +172,7 @@ def _search(params, inputs, model, config, capacity):
     # Once, outside of the loop: the loop's step then finds its layers unrolled already.
     model, params = for_decoding(model, params)
     logits_BV, cache = start(model, params, inputs, rooms(capacity)[0], config.beam_size)
-    prompt, loop = inputs.prompt, growing_loop(capacity, make_grow(inputs))
+    prompt, loop = inputs.prompt, growing_loop(capacity, lambda cache, room: cache.grow(slots(inputs, room)))
     rows = len(logits_BV) * max(config.beam_size, config.num_return)
     step_fn = make_step(model, for_steps(params, rows))
     if config.beam_size > 1:

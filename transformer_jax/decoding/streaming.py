@@ -13,12 +13,13 @@ import numpy as np
 
 from transformer_jax.decode_config import DecodeConfig
 from transformer_jax.decoding.cache_api import for_decoding
-from transformer_jax.decoding.generate import check_overflow, make_draws, make_grow, make_step, resolve, start
+from transformer_jax.decoding.generate import check_overflow, make_draws, make_step, resolve, slots, start
 from transformer_jax.decoding.growth import rooms
 from transformer_jax.decoding.inputs import SearchInputs, prepare
 from transformer_jax.decoding.processors import Prompt
 from transformer_jax.decoding.sampling import Draws, SampleState, begin, choose_next, read_last
 from transformer_jax.errors import UserError
+from transformer_jax.layers.cache import Cache
 
 
 def stream(
@@ -47,7 +48,7 @@ def _tokens(
 ) -> Iterator[np.ndarray]:
     model, params = for_decoding(model, params)
     state, draws = _first(params, inputs, model=model, config=config, capacity=capacity)
-    grow_fn, (room, *later) = make_grow(inputs), rooms(capacity)
+    room, *later = rooms(capacity)
     for number in range(capacity):
         # Indexed on the host: on the device every number would be a program of its own.
         yield np.asarray(state.tokens_RT)[:, number].copy()
@@ -55,7 +56,7 @@ def _tokens(
             break
         if number + 1 == room:
             room, *later = later
-            state = dataclasses.replace(state, cache=jax.jit(grow_fn, static_argnums=1)(state.cache, room))
+            state = dataclasses.replace(state, cache=_grown(state.cache, slots(inputs, room)))
         state = _next(params, state, inputs.prompt, draws, model=model, config=config)
     check_overflow(state.cache.overflow)
 
@@ -75,3 +76,9 @@ def _next(
 ) -> SampleState:
     logits_RV, state = read_last(make_step(model, params), state)
     return choose_next(state, logits_RV, prompt, config, draws)
+
+
+@functools.partial(jax.jit, static_argnames='capacity')
+def _grown(cache: Cache, capacity: int) -> Cache:
+    # One function for all calls, so that a size is compiled once and not by each of them.
+    return cache.grow(capacity)
