@@ -11,20 +11,41 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax.config import ModelConfig
+from transformer_jax.config import LatentConfig, ModelConfig
 from transformer_jax.decoding import DecodeConfig, generate, stream
-from transformer_jax.decoding.growth import growing_loop, rooms
+from transformer_jax.decoding.cache_api import init_cache, numbers_per_slot
+from transformer_jax.decoding.growth import first_room, growing_loop, rooms
 from transformer_jax.decoding.largest import largest
 from transformer_jax.decoding.processors import Prompt
 from transformer_jax.decoding.sampling import sample_loop
 from transformer_jax.models import build, init_params
 
 
-@pytest.mark.parametrize('capacity', [1, 64, 96, 127, 128, 160, 1000, 4096])
-def test_stages_double_up_to_the_capacity(capacity):
-    stages = rooms(capacity)
-    assert stages[-1] == capacity and stages[0] < 128
-    assert all(64 <= before and after in (2 * before, 2 * before - 1) for before, after in itertools.pairwise(stages))
+@pytest.mark.parametrize('first', [16, 64])
+@pytest.mark.parametrize('capacity', [1, 31, 64, 96, 127, 128, 160, 1000, 4096])
+def test_stages_double_up_to_the_capacity(capacity, first):
+    stages = rooms(capacity, first)
+    assert stages[-1] == capacity and stages[0] < 2 * first
+    pairs = itertools.pairwise(stages)
+    assert all(first <= before and after in (2 * before, 2 * before - 1) for before, after in pairs)
+
+
+@pytest.mark.parametrize('numbers, room', [(1, 64), (39, 64), (40, 32), (78, 32), (79, 16), (10_000, 16)])
+def test_the_first_stage_is_the_shorter_the_larger_the_cache_is_beside_the_model(numbers, room):
+    """10,000 parameters: a quarter is 2,500 numbers, which 64 tokens of 39 numbers reach not, and of 40 do."""
+    assert first_room(numbers, 10_000) == room
+
+
+@pytest.mark.parametrize('choices', [
+    dict(kind='encoder_decoder', d_k=6, d_v=10),
+    dict(kind='decoder', num_kv_heads=1, num_layers=3),
+    dict(kind='decoder', position='rope', d_k=9, d_v=7, latent=LatentConfig(6, None, 4, 'auto')),
+], ids=['widths', 'shared keys', 'latent'])  # fmt: skip
+def test_numbers_per_slot_are_those_which_a_cache_holds(choices):
+    config = ModelConfig(**dict(vocab_size=11, d_model=16, d_ff=16, num_layers=2, num_heads=2) | choices)
+    source = jnp.ones((3, 4), jnp.int32) if config.kind == 'encoder_decoder' else None
+    cache = init_cache(build(config), 3, 5, source)
+    assert sum(leaf.size for leaf in jax.tree.leaves(cache.mixers)) == 3 * 5 * numbers_per_slot(config)
 
 
 def test_a_loop_gives_its_cache_room_before_it_is_needed():
@@ -44,7 +65,7 @@ def test_a_loop_gives_its_cache_room_before_it_is_needed():
 
     whole = dict(own=cache, slots=jnp.zeros((len(logits), rooms(300)[0] - 1), jnp.int32), read=0)
     config = DecodeConfig(eos_ids=())
-    state = sample_loop(noting, logits, whole, prompt, config, 300, loop=growing_loop(300, grow))
+    state = sample_loop(noting, logits, whole, prompt, config, 300, loop=growing_loop(rooms(300), grow))
     plain = sample_loop(step_fn, logits, cache, prompt, config, 300)
     np.testing.assert_array_equal(state.tokens_RT, plain.tokens_RT)
     np.testing.assert_array_equal(state.cache['slots'], plain.tokens_RT[:, :-1])

@@ -1,4 +1,6 @@
-"""Products of bf16 operands: fp32 sums, one rounding, and gradients in their operands' own types."""
+"""Products: fp32 sums, one rounding, and gradients in their operands' own types."""
+
+import re
 
 import jax
 import jax.numpy as jnp
@@ -78,6 +80,39 @@ def test_any_order_of_axes_has_a_bf16_product_and_gradients(spec):
     assert_one_rounding(by_b, exact[2], 1 + np.abs(exact[2]).max())
 
 
+def test_gradients_of_fp32_products_are_numpys_and_so_is_a_hessian_times_a_vector():
+    """With y = sum(C * (A B)^2) the Hessian in A times V is 2 (C * (V B)) B^T."""
+    shapes = dict(a=(3, 2, 7), b=(7, 5), c=(3, 2, 5), v=(3, 2, 7))
+    exact = {name: RNG.normal(size=shape) for name, shape in shapes.items()}
+    a, b, c, v = (jnp.asarray(x, jnp.float32) for x in exact.values())
+
+    def total(a, b):
+        return (c * einsum('uva,ab->uvb', a, b) ** 2).sum()
+
+    by_a, by_b = jax.jit(jax.grad(total, (0, 1)))(a, b)
+    slope = 2 * exact['c'] * (exact['a'] @ exact['b'])
+    np.testing.assert_allclose(by_a, slope @ exact['b'].T, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(by_b, np.tensordot(exact['a'], slope, ([0, 1], [0, 1])), rtol=1e-5, atol=1e-5)
+    product = jax.jit(jax.grad(lambda a: jnp.vdot(jax.grad(total)(a, b), v)))(a)
+    wanted = 2 * (exact['c'] * (exact['v'] @ exact['b'])) @ exact['b'].T
+    np.testing.assert_allclose(product, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(jax.default_backend() != 'cpu', reason='says how XLA compiles for a CPU')
+def test_every_product_of_a_gradient_sums_over_the_last_axis_of_its_first_operand():
+    """Others are not among the fast products of XLA on CPU; differentiated by JAX, that of the weights is none."""
+
+    def first_sums(product):
+        def total(x, w):
+            return jnp.tanh(product('uva,ab->uvb', x, w)).sum()
+
+        text = jax.jit(jax.grad(total, (0, 1))).lower(jnp.ones((4, 16, 32)), jnp.ones((32, 48))).compile().as_text()
+        return re.findall(r' dot\(.*lhs_contracting_dims=\{([\d,]*)\}', text)
+
+    assert first_sums(einsum) == ['1'] * 3
+    assert sorted(first_sums(jnp.einsum)) == ['0', '1', '1']
+
+
 @pytest.mark.parametrize('shape, inputs', [((6, 5), 1), ((6, 2, 4), 1), ((2, 3, 5), 2)])
 def test_a_matrix_kept_column_after_column_gives_the_product_of_its_rows(shape, inputs):
     rng = np.random.default_rng(0)
@@ -87,3 +122,12 @@ def test_a_matrix_kept_column_after_column_gives_the_product_of_its_rows(shape, 
     np.testing.assert_array_equal(kept.values.ravel(), matrix.ravel(order='F'))
     assert kept.values.shape == shape
     np.testing.assert_allclose(einsum('aby,yz->abz', x, kept.reshape(*matrix.shape)), x @ matrix, rtol=1e-5, atol=1e-6)
+
+
+def test_a_table_is_its_output_matrix_kept_column_after_column():
+    table, x = RNG.normal(size=(7, 4)).astype('float32'), RNG.normal(size=(3, 1, 4)).astype('float32')
+    kept = ColumnMajor(jnp.asarray(table))
+    np.testing.assert_allclose(einsum('BTD,VD->BTV', x, kept), x @ table.T, rtol=1e-5, atol=1e-6)
+    rows = np.asarray(kept.take_rows(jnp.array([6, -1, 0, 7])))
+    np.testing.assert_array_equal(rows[[0, 2]], table[[6, 0]])
+    assert np.isnan(rows[[1, 3]]).all()

@@ -74,6 +74,12 @@ def init_cache(
     )
 
 
+def numbers_per_slot(config: ModelConfig) -> int:
+    """Returns how many numbers a row keeps of a token: L K (key width + value width), or L (rank + rotary width)."""
+    latent, width = config.latent, config.kv_heads * (config.key_dim + config.value_dim)
+    return config.depth('decoder') * (width if latent is None else latent.kv_rank + latent.rotary_dim)
+
+
 def for_decoding(model: nn.Module, params: Params) -> tuple[nn.Module, Params]:
     """Returns the model and its parameters with unrolled layers, which is how caches are read.
 
@@ -91,14 +97,16 @@ _MATRICES |= dict.fromkeys(('up', 'gate', 'down', 'output'), (1, 2))
 def for_steps(params: Params, rows: int) -> Params:
     """Returns unrolled parameters as steps of `rows` rows read them: on a CPU, fp32 matrices column after column.
 
-    That takes a second copy of them, which pays over the steps of a search. A product with one row reads a matrix once
-    in either order, and one with matrices on a mesh leaves them where they lie.
+    That takes a second copy of them (of tables none: they lie so), which pays over the steps of a search. A product
+    with one row reads a matrix once in either order, and one with matrices on a mesh leaves them where they lie.
     """
     if jax.default_backend() != 'cpu' or rows == 1 or not jax.sharding.get_abstract_mesh().empty:
         return params
 
     def laid_out(path, leaf):
         *_, layer, name = ('', *(key.key for key in path))
+        if name == 'embedding' and leaf.dtype == jnp.float32:
+            return ColumnMajor(leaf)
         inputs, axes = _MATRICES.get(layer, (0, 0))
         known = name == 'kernel' and leaf.ndim == axes and leaf.dtype == jnp.float32
         return ColumnMajor.of(leaf, inputs) if known else leaf

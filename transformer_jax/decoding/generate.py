@@ -15,8 +15,16 @@ from jax.sharding import Mesh
 
 from transformer_jax.decode_config import DecodeConfig
 from transformer_jax.decoding.beam import beam_loop
-from transformer_jax.decoding.cache_api import for_decoding, for_steps, gather_beams, init_cache, prefill, step
-from transformer_jax.decoding.growth import growing_loop, rooms
+from transformer_jax.decoding.cache_api import (
+    for_decoding,
+    for_steps,
+    gather_beams,
+    init_cache,
+    numbers_per_slot,
+    prefill,
+    step,
+)
+from transformer_jax.decoding.growth import first_room, growing_loop, rooms
 from transformer_jax.decoding.inputs import SearchInputs, prepare
 from transformer_jax.decoding.placement import on_every_host, place_rows
 from transformer_jax.decoding.sampling import Draws, begin, choose_next, sample_loop
@@ -171,9 +179,11 @@ def search(
 def _search(params, inputs, model, config, capacity):
     # Once, outside of the loop: the loop's step then finds its layers unrolled already.
     model, params = for_decoding(model, params)
-    logits_BV, cache = start(model, params, inputs, rooms(capacity)[0], config.beam_size)
-    prompt, loop = inputs.prompt, growing_loop(capacity, lambda cache, room: cache.grow(slots(inputs, room)))
-    rows = len(logits_BV) * max(config.beam_size, config.num_return)
+    rows = len(inputs.prompt.tokens_RP) * max(config.beam_size, config.num_return)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+    stages = rooms(capacity, first_room(rows * numbers_per_slot(model.config), parameters))
+    logits_BV, cache = start(model, params, inputs, stages[0], config.beam_size)
+    prompt, loop = inputs.prompt, growing_loop(stages, lambda cache, room: cache.grow(slots(inputs, room)))
     step_fn = make_step(model, for_steps(params, rows))
     if config.beam_size > 1:
         found, cache = beam_loop(step_fn, gather_beams, logits_BV, cache, prompt, inputs.alpha, config, capacity, loop)
@@ -212,8 +222,10 @@ def _speculate(params, draft_params, inputs, model, draft_model, ahead, config, 
         model, params = for_decoding(model, params)
         logits_BV, cache = start(model, params, inputs, cache_room(capacity, ahead))
 
+        laid_out = for_steps(params, len(logits_BV) * times * (ahead + 1))
+
         def read(tokens_RT, mask_RT, cache):
-            return prefill(model, params, tokens_RT, cache, mask_RT)
+            return prefill(model, laid_out, tokens_RT, cache, mask_RT)
 
         return jnp.repeat(logits_BV, times, axis=0), _repeat_cache(cache, times), read
 

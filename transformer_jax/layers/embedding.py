@@ -15,7 +15,7 @@ from transformer_jax.layers.linear import Linear
 from transformer_jax.layers.norm import Norm
 from transformer_jax.ops.copies import copy_to_parts, divides, use_copies
 from transformer_jax.ops.positions import sinusoids
-from transformer_jax.ops.products import einsum
+from transformer_jax.ops.products import ColumnMajor, einsum, take_rows
 from transformer_jax.ops.quantized import QuantizedArray
 from transformer_jax.sharding.activations import constrain
 
@@ -44,16 +44,16 @@ class Table(nn.Module):
         init = nn.with_logical_partitioning(nn.initializers.normal(stddev), (self.axis, 'embed'))
         shape = (self.padded or self.rows, config.d_model)
         self.embedding = self.param('embedding', init, shape, jnp.dtype(config.param_dtype))
-        copied = self.shared and not isinstance(self.embedding, QuantizedArray)
+        copied = self.shared and not isinstance(self.embedding, QuantizedArray | ColumnMajor)
         self.copies = copy_to_parts(self.embedding, (self.axis, 'embed')) if copied else None
 
     def __call__(self, index_BT: jax.Array) -> jax.Array:
         """Returns the rows of the given indices, BTD."""
         if self.padded is not None:
             index_BT = jnp.where(index_BT < self.rows, index_BT, self.padded)
-        if isinstance(self.embedding, QuantizedArray):
+        if isinstance(self.embedding, QuantizedArray | ColumnMajor):
             return self.embedding.take_rows(index_BT)
-        return self._use(_rows, index_BT)
+        return self._use(take_rows, index_BT)
 
     def attend(self, x_BTD: jax.Array) -> jax.Array:
         """Returns the product with every row, BTV, in fp32."""
@@ -63,11 +63,6 @@ class Table(nn.Module):
         if self.copies is None or not divides(self.copies, x_BT):
             return use(self.embedding, x_BT)
         return use_copies(use, self.copies, x_BT)
-
-
-def _rows(table_VD: jax.Array, index_BT: jax.Array) -> jax.Array:
-    # As an array of JAX, for parameters may be restored as numpy's; and -1 is no row, let alone the last one.
-    return jnp.asarray(table_VD).at[index_BT].get(mode='fill', fill_value=jnp.nan, wrap_negative_indices=False)
 
 
 def _products(table_VD: jax.Array, x_BTD: jax.Array) -> jax.Array:
