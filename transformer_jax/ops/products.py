@@ -19,7 +19,7 @@ class ColumnMajor:
     """A matrix which lies in memory column after column, and stands where a matrix stands in the tree of parameters.
 
     Its product with few rows is y^T = W^T x^T: as the first operand a CPU reads the matrix once, from one end to the
-    other, where as the second it makes a packed copy of it. Between 2 and 32 rows that takes two thirds of the time.
+    other, where as the second it makes a packed copy of it (`python -m benchmarks.products` measures both).
 
     Attributes:
       values: the numbers in that order, in an array of the parameter's shape.
@@ -89,20 +89,30 @@ def _accumulate(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
     terms, result = spec.split('->')
     left, right = terms.split(',')
     shared = ''.join(axis for axis in left if axis in right and axis in result)
-    # XLA on CPU has its fast products only for a first operand which is summed along its last axes (others take 1.4
-    # times as long; of bf16 over a batch there are none, which it says only when it runs). So the first operand is
-    # that whose axes come first in the result, else XLA exchanges the two, and it is put in order beforehand, where its
-    # transpose cannot be folded into the product.
     own = [[axis for axis in term if axis in result and axis not in shared] for term in (left, right)]
-    if all(own) and result.index(own[0][0]) > result.index(own[1][0]):
-        return _accumulate(f'{right},{left}->{result}', b, a)
-    summed = ''.join(axis for axis in left if axis not in result)
-    first, ordered = shared + ''.join(own[0]) + summed, shared + ''.join(own[0] + own[1])
-    if first != left:
-        a = jnp.transpose(a, [left.index(axis) for axis in first])
-        a = jax.lax.platform_dependent(a, cpu=jax.lax.optimization_barrier, default=lambda a: a)
-    product = jnp.einsum(f'{first},{right}->{ordered}', a, b, preferred_element_type=jnp.float32)
-    return jnp.transpose(product, [ordered.index(axis) for axis in result])
+    # XLA on CPU has its fast products only for a first operand which is summed along its last axes (`python -m
+    # benchmarks.products`; of bf16 over a batch it has no others, and says so only when it runs). So the first operand
+    # is that whose axes come first in the result, else XLA exchanges the two, and it is put in order beforehand, where
+    # its transpose cannot be folded into the product.
+    exchanged = all(own) and result.index(own[0][0]) > result.index(own[1][0])
+    if exchanged:
+        left, right, own = right, left, own[::-1]
+    first = shared + ''.join(own[0]) + ''.join(axis for axis in left if axis not in result)
+    product = shared + ''.join(own[0] + own[1])
+
+    def plain(a, b):
+        return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
+
+    def ordered(a, b):
+        a, b = (b, a) if exchanged else (a, b)
+        if first != left:
+            a = jax.lax.optimization_barrier(jnp.transpose(a, [left.index(axis) for axis in first]))
+        y = jnp.einsum(f'{first},{right}->{product}', a, b, preferred_element_type=jnp.float32)
+        return jnp.transpose(y, [product.index(axis) for axis in result])
+
+    if not exchanged and (first, product) == (left, result):
+        return plain(a, b)
+    return jax.lax.platform_dependent(a, b, cpu=ordered, default=plain)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -133,21 +133,20 @@ def make_train_step(
             found = gradient_of(state.params, batch, key)
         loss, norm = mean(found.total, found.weight), optax.tree.norm(found.gradient)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        updates, opt_state = optimizer.update(found.gradient, state.opt_state, state.params)
+        updates = balanced(updates, found.chosen, config.expert_bias_rate)
+        params = optax.apply_updates(state.params, updates)
         update = state.step - state.skipped + 1
-
-        # A branch, not a choice between old and new arrays: XLA writes those of an update in one pass over memory.
-        def moved():
-            updates, opt_state = optimizer.update(found.gradient, state.opt_state, state.params)
-            updates = balanced(updates, found.chosen, config.expert_bias_rate)
-            params = optax.apply_updates(state.params, updates)
-            ema = state.ema
-            if ema is not None:
-                # The young average forgets its start: decay (1 + n) / (10 + n) until that exceeds the configured one.
-                decay = jnp.minimum(config.ema_decay, (1 + update) / (10 + update))
-                ema = jax.tree.map(lambda old, now: decay * old + (1 - decay) * now, ema, params)
-            return params, opt_state, ema
-
-        params, opt_state, ema = jax.lax.cond(finite, moved, lambda: (state.params, state.opt_state, state.ema))
+        ema = state.ema
+        if ema is not None:
+            # The young average forgets its start: decay (1 + n) / (10 + n) until that exceeds the configured one.
+            decay = jnp.minimum(config.ema_decay, (1 + update) / (10 + update))
+            ema = jax.tree.map(lambda old, now: decay * old + (1 - decay) * now, ema, params)
+        params, opt_state, ema = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old),
+            (params, opt_state, ema),
+            (state.params, state.opt_state, state.ema),
+        )
         skipped = state.skipped + jnp.where(finite, 0, 1)
         in_row = jnp.where(finite, 0, state.skipped_in_row + 1)
         metrics = {
