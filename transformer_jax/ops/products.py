@@ -47,15 +47,13 @@ class ColumnMajor:
         Args:
           spec: '...y,yz->...z': rows y are summed over, columns z come last; or '...y,zy->...z' of a table.
         """
-        terms, result = spec.split('->')
-        left, right = terms.split(',')
-        row, column = left[-1], result[-1]
-        by_columns = self.values
-        if right == row + column:
-            by_columns = by_columns.reshape(by_columns.shape[::-1])
-        transposed = f'{column}{row},{left}->{column}{left[:-1]}'
-        product = jnp.einsum(transposed, by_columns.astype(a.dtype), a, preferred_element_type=jnp.float32)
-        return jnp.moveaxis(product, 0, -1)
+        left, right = spec.split('->')[0].split(',')
+        is_table = right[-1] == left[-1]
+        by_columns = self.values if is_table else self.values.reshape(self.values.shape[::-1])
+        x = a.reshape(-1, a.shape[-1])
+        product = jnp.einsum('zy,my->zm', by_columns.astype(a.dtype), x, preferred_element_type=jnp.float32)
+        # Else XLA would exchange the operands where that saves the transpose.
+        return jax.lax.optimization_barrier(product).T.reshape(*a.shape[:-1], -1)
 
 
 def take_rows(table: jax.Array, index: jax.Array) -> jax.Array:
