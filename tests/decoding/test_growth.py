@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax.config import LatentConfig, ModelConfig
+from transformer_jax.config import ModelConfig
 from transformer_jax.decoding import DecodeConfig, generate, stream
 from transformer_jax.decoding.cache_api import init_cache, numbers_per_slot
 from transformer_jax.decoding.growth import first_room, growing_loop, rooms
@@ -19,6 +19,7 @@ from transformer_jax.decoding.largest import largest
 from transformer_jax.decoding.processors import Prompt
 from transformer_jax.decoding.sampling import sample_loop
 from transformer_jax.models import build, init_params
+from transformer_jax.subconfigs import LatentConfig
 
 
 @pytest.mark.parametrize('first', [16, 64])

@@ -124,6 +124,17 @@ def test_a_matrix_kept_column_after_column_gives_the_product_of_its_rows(shape, 
     np.testing.assert_allclose(einsum('aby,yz->abz', x, kept.reshape(*matrix.shape)), x @ matrix, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.skipif(jax.default_backend() != 'cpu', reason='says how XLA compiles for a CPU')
+@pytest.mark.parametrize(
+    'spec, shape', [('my,yz->mz', (4, 32)), ('aby,yz->abz', (4, 1, 32)), ('aby,zy->abz', (2, 2, 32))]
+)
+def test_a_matrix_kept_column_after_column_is_the_first_operand_of_the_compiled_product(spec, shape):
+    """48 columns and 4 rows: the product has the matrix's columns first, and XLA does not exchange the two."""
+    kept = ColumnMajor(jnp.ones((48, 32) if 'zy' in spec else (32, 48)))
+    text = jax.jit(lambda x, kept: einsum(spec, x, kept)).lower(jnp.ones(shape), kept).compile().as_text()
+    assert re.findall(r'= f32\[([\d,]*)\]\S* dot\(', text) == ['48,4']
+
+
 def test_a_table_is_its_output_matrix_kept_column_after_column():
     table, x = RNG.normal(size=(7, 4)).astype('float32'), RNG.normal(size=(3, 1, 4)).astype('float32')
     kept = ColumnMajor(jnp.asarray(table))
