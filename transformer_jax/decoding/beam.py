@@ -67,6 +67,12 @@ class BeamState:
     groups: tuple[Group, ...]
     cache: Any
 
+    @property
+    def searching_R(self) -> jax.Array:
+        """Rows whose group is still open; what the others read does not matter any longer."""
+        open_BG = jnp.stack([group.open_B for group in self.groups], axis=1)
+        return jnp.repeat(open_BG.reshape(-1), self.groups[0].parents_BK.shape[1])
+
 
 def length_penalty(length: jax.Array, alpha: jax.Array, kind: str) -> jax.Array:
     """What a sum over `length` generated tokens is divided by: 'gnmt' ((5 + n) / 6) ** alpha, 'length' n ** alpha."""

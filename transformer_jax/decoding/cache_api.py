@@ -26,13 +26,14 @@ def init_cache(
     source_mask: jax.Array | None = None,
     beams: int = 1,
 ) -> Cache:
-    """Returns an empty cache of `capacity` tokens for each of `batch` rows, or of `beams` times as many.
+    """Returns an empty cache with `capacity` slots for each of `batch` rows.
 
     Args:
+      capacity: tokens of a row; of beams, those of the prompt, and of all its beams together.
       source: (batch, S) tokens of an encoder-decoder's source, which the first `prefill` encodes, once per sentence.
       source_mask: (batch, S), 1 for real tokens (None: all are).
-      beams: rows into which `gather_beams` is going to expand each row once the prompt is read. Their pasts are then
-        reordered without moving them, for which they must read equally many tokens.
+      beams: rows into which `gather_beams` is going to expand each row once the prompt is read. They share its slots,
+        and their pasts are then reordered without moving them.
 
     Raises:
       UserError: if the model keeps no cache, or an encoder-decoder gets no source.
@@ -46,7 +47,7 @@ def init_cache(
 
     def new(of):
         def projected(width):
-            return jax.ShapeDtypeStruct((batch, beams * capacity, config.kv_heads, width), dtype)
+            return jax.ShapeDtypeStruct((batch, capacity, config.kv_heads, width), dtype)
 
         # Shapes only: XLA would fold the quantisation of zeros, for seconds where the cache is large.
         shapes = jax.eval_shape(of, projected(config.key_dim), projected(config.value_dim))
@@ -55,7 +56,7 @@ def init_cache(
     def empty():
         if config.latent is not None:
             width = config.latent.kv_rank + config.latent.rotary_dim
-            return Latents(jnp.zeros((batch, beams * capacity, width), dtype))
+            return Latents(jnp.zeros((batch, capacity, width), dtype))
         return new(QuantizedKeysValues.of if config.cache_dtype == 'int8' else KeysValues.of)
 
     if source is not None:
@@ -143,7 +144,7 @@ def prefill(
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _read(model, last_only, params, tokens, cache, mask):
     model, params = for_decoding(model, params)
-    (rows, T), entries = tokens.shape, tokens.shape[0] // cache.lanes.reading
+    (rows, T), entries = tokens.shape, cache.positions.shape[0]
     tokens = tokens.reshape(entries, -1)
     folded = None if mask is None else mask.reshape(entries, -1)
     if model.config.kind == 'encoder_decoder':
@@ -176,12 +177,10 @@ def gather_beams(cache: Cache, index: jax.Array) -> Cache:
     def take(rows):
         return rows[index]
 
-    cache = cache.replace(positions=take(cache.positions), valid=take(cache.valid))
-    if cache.beams == 1:
-        return cache.replace(mixers=tuple(jax.tree.map(take, mixer).placed() for mixer in cache.mixers))
-    if cache.ancestors is None:
-        return cache.replace(ancestors=jnp.zeros(cache.valid.shape, jnp.int32))
-    return cache.replace(ancestors=take(cache.ancestors))
+    if cache.beams > 1:
+        return cache.replace(valid=take(cache.valid))
+    mixers = tuple(jax.tree.map(take, mixer).placed() for mixer in cache.mixers)
+    return cache.replace(mixers=mixers, positions=take(cache.positions), valid=take(cache.valid))
 
 
 def _check(config: ModelConfig, cache: Cache, tokens: jax.Array, mask: jax.Array | None):
@@ -189,10 +188,13 @@ def _check(config: ModelConfig, cache: Cache, tokens: jax.Array, mask: jax.Array
     if isinstance(cache.filled, jax.core.Tracer):
         return
     T = tokens.shape[1]
-    if int(cache.filled) + T > cache.capacity:
+    more = T * cache.rows_per_entry
+    if int(cache.filled) + more > cache.capacity:
         raise UserError(
-            f'the cache has {cache.capacity} slots, of which {int(cache.filled)} are filled; {T} more tokens do not fit'
+            f'the cache has {cache.capacity} slots, of which {int(cache.filled)} are filled; '
+            f'{more} more tokens do not fit'
         )
     if config.max_positions is not None:
-        _, positions, _ = cache.extend(jnp.ones_like(tokens) if mask is None else jnp.asarray(mask))
+        real = jnp.ones_like(tokens) if mask is None else jnp.asarray(mask)
+        _, positions, _ = cache.extend(real.reshape(cache.positions.shape[0], -1))
         check_length(config, positions, T)

@@ -39,19 +39,46 @@ def rooms(capacity: int, first: int = _USUAL) -> list[int]:
     return stages
 
 
-def growing_loop(stages: list[int], grow_fn: Callable[[Any, int], Any]) -> Callable[..., Any]:
+def growing_loop(stages: list[int], prompt: int, beams: int = 1) -> Callable[..., Any]:
     """Returns what `jax.lax.while_loop` is to a search, with a cache that grows on the way.
 
+    Beams leave slots behind which are no beam's past any longer, and so do sentences which are done. When a stage is
+    full these are freed, and it goes on if that gave room for half of its tokens; where beams soon have most of their
+    past in common, as those of a trained model do, few searches need the later stages.
+
     Args:
-      stages: for how many tokens of an answer each has room (`rooms`).
-      grow_fn: `cache, room -> cache` with room for so many new tokens in all.
+      stages: for how many tokens of an answer each has room if nothing is freed (`rooms`).
+      prompt: slots in front of the answers.
+      beams: rows which share an entry of the cache; each step takes as many slots.
     """
 
-    def loop(going_on, advance, state):
+    def loop(going_on: Callable[[Any], jax.Array], advance: Callable[[Any], Any], state: Any) -> Any:
+        def fill(state):
+            def fits(cache):
+                return cache.filled + beams <= cache.capacity
+
+            return jax.lax.while_loop(lambda s: going_on(s) & fits(s.cache), advance, state)
+
+        def free_and_fill(state):
+            return fill(dataclasses.replace(state, cache=state.cache.pack(state.searching_R)))
+
         for room in stages:
-            state = dataclasses.replace(state, cache=grow_fn(state.cache, room))
-            # The last token of a stage is read in the next one, or never.
-            state = jax.lax.while_loop(lambda s, room=room: going_on(s) & (s.generated < room), advance, state)
+            slots = slots_for(prompt, room, beams)
+            state = dataclasses.replace(state, cache=state.cache.grow(slots))
+            if beams == 1 or room == stages[-1]:
+                state = fill(state)
+                continue
+
+            def has_room(state, most=slots - beams * (room // 2)):
+                return state.cache.needed(state.searching_R) <= most
+
+            state = jax.lax.while_loop(lambda s, has_room=has_room: going_on(s) & has_room(s), free_and_fill, state)
         return state
 
     return loop
+
+
+def slots_for(prompt: int, room: int, beams: int) -> int:
+    """Returns the slots of a prompt and its answers of `room` tokens, the last of which is not read; a multiple of 16,
+    for products over other widths are slower."""
+    return -(-(prompt + beams * (room - 1)) // 16) * 16

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 
 import flax.struct
 import jax
@@ -12,13 +12,6 @@ import jax.numpy as jnp
 from transformer_jax.ops.masks import Mask
 from transformer_jax.ops.quantized import QuantizedArray, quantize
 from transformer_jax.sharding.activations import constrain
-
-
-class Lanes(NamedTuple):
-    """Rows which share an entry of the cache: how many have slots in it, one after another, and how many read now."""
-
-    stored: int = 1
-    reading: int = 1
 
 
 class Slots:
@@ -30,41 +23,38 @@ class Slots:
 
     slot_axes: ClassVar[Mapping[str, int]]
 
-    def write(self, new: Self, slot: jax.Array, lanes: Lanes) -> Self:
-        """Returns the slots with those of `new` from `slot` of each reading lane on, unchanged if they do not fit."""
+    def write(self, new: Self, slot: jax.Array) -> Self:
+        """Returns the slots with those of `new` from `slot` on, unchanged if they do not fit."""
 
         def put(axis, old, own):
             def written(old, own):
-                whole, part = _split(old, axis, lanes.stored), _split(own.astype(old.dtype), axis, lanes.reading)
-                start = [slot if i == axis + 1 else 0 for i in range(whole.ndim)]
-                return jax.lax.dynamic_update_slice(whole, part, start).reshape(old.shape)
+                start = [slot if i == axis else 0 for i in range(old.ndim)]
+                return jax.lax.dynamic_update_slice(old, own.astype(old.dtype), start)
 
             def guarded(old, own):
                 # As a branch it is written once and in place: XLA on CPU would fuse a plain update into each of its
                 # readers, or with that of another array, and write to copies of the whole cache.
-                fits = slot + own.shape[axis] // lanes.reading <= old.shape[axis] // lanes.stored
+                fits = slot + own.shape[axis] <= old.shape[axis]
                 return jax.lax.cond(fits, lambda: written(old, own), lambda: old)
 
             return jax.lax.platform_dependent(old, own, cpu=guarded, default=written)
 
         return self._map(put, new).placed()
 
-    def grow(self, more: int, lanes: Lanes) -> Self:
-        """Returns the slots with `more` empty ones at the end of each stored lane."""
+    def grow(self, more: int) -> Self:
+        """Returns the slots with `more` empty ones behind them."""
 
         def wider(axis, old):
-            whole = _split(old, axis, lanes.stored)
-            padded = jnp.pad(whole, [(0, more if i == axis + 1 else 0) for i in range(whole.ndim)])
-            return padded.reshape(*old.shape[:axis], -1, *old.shape[axis + 1 :])
+            return jnp.pad(old, [(0, more if i == axis else 0) for i in range(old.ndim)])
 
         return self._map(wider).placed()
 
     def take_slots(self, index_BS: jax.Array) -> Self:
-        """Returns the slots of which slot s of row b is slot index_BS[b, s] of the old ones."""
+        """Returns the slots of which slot s of row b is slot index_BS[b, s] of the old ones, the last one beyond them."""
 
         def take(axis, old):
             index = jnp.expand_dims(index_BS, [i for i in range(1, old.ndim) if i != axis])
-            return jnp.take_along_axis(old, index, axis=axis)
+            return jnp.take_along_axis(old, index, axis=axis, mode='clip')
 
         return self._map(take)
 
@@ -78,11 +68,6 @@ class Slots:
             name: function(axis, *(getattr(slots, name) for slots in (self, *others)))
             for name, axis in self.slot_axes.items()
         })  # fmt: skip
-
-
-def _split(x: jax.Array, axis: int, lanes: int) -> jax.Array:
-    """Returns the array with the slots of each lane along an axis of their own."""
-    return x.reshape(*x.shape[:axis], lanes, x.shape[axis] // lanes, *x.shape[axis + 1 :])
 
 
 @flax.struct.dataclass
@@ -174,43 +159,39 @@ class LayerCache:
       mixer: state of its sequence mixer, `KeysValues` for attention and `Latents` for latent attention.
       cross: keys and values of the source, one row per sentence, not per beam; None before they are made.
       filled: slots of the mixer in use before this call, the same for all layers.
-      lanes: rows which share an entry of the mixer.
     """
 
     mixer: KeysValues | Latents
     cross: KeysValues | None
     filled: jax.Array
-    lanes: Lanes = flax.struct.field(pytree_node=False, default=Lanes())
 
     def write(self, new: KeysValues | Latents) -> KeysValues | Latents:
         """Returns the mixer's state with new tokens after the filled slots; `Cache.overflow` guards the end."""
-        return self.mixer.write(new, self.filled, self.lanes)
+        return self.mixer.write(new, self.filled)
 
 
 @flax.struct.dataclass
 class Cache:
     """The state of decoding: preallocated, passed in and returned.
 
-    Its size is rows x capacity x L x K x (key width + value width) numbers of the compute dtype, and for an
-    encoder-decoder sentences x S x L x K x (key width + value width) more; of latent attention rows x capacity x L x
+    An entry has `capacity` slots, each for one token. A row's past is a set of slots of its entry, which is of itself
+    alone, or of all beams of a sentence: these have the prompt in common, a beam which goes on from another takes over
+    the set and not the slots, and all attend to the same keys, as they do to the source, each being shown its own past.
+
+    Its size is entries x capacity x L x K x (key width + value width) numbers of the compute dtype, and for an
+    encoder-decoder sentences x S x L x K x (key width + value width) more; of latent attention entries x capacity x L x
     (rank + rotary width). An int8 cache has as many numbers of one byte, and 2 x 2 bytes of scales for each K.
 
-    With `beams` > 1 the beams of a sentence have one entry, each its own slots in it, and a beam which goes on from
-    another takes over a list of whose slots are its past, not the slots themselves. All beams attend to the same keys,
-    as they do to the source, and each is shown its own past.
-
     Attributes:
-      mixers: state of each layer's sequence mixer.
+      mixers: state of each layer's sequence mixer, an entry a row of its arrays.
       cross: keys and values of the source for each layer, empty before the first prefill or without a source.
-      positions: (rows, capacity) position of the token in each slot, counting real tokens only.
-      valid: (rows, capacity) whether a slot holds a real token, so that padding on either side is a masked slot.
-      filled: slots in use, the same for all rows.
+      positions: (entries, capacity) position of the token in each slot, counting real tokens only.
+      valid: (rows, capacity) the slots which are a row's past: real tokens only, so that padding is a masked slot.
+      filled: slots in use, the same for all entries.
       overflow: whether a write past the end was refused; from then on results mean nothing.
       source: (sentences, S) source tokens, until the first prefill has encoded them.
       source_mask: (sentences, S) booleans.
-      ancestors: (rows, capacity) the beam of the sentence in whose slot the row's token lies; None while there is one
-        row per entry.
-      beams: rows for which an entry has slots.
+      beams: rows which share an entry once `gather_beams` has made a row of the prompt into several.
     """
 
     mixers: tuple[KeysValues | Latents, ...]
@@ -221,18 +202,17 @@ class Cache:
     overflow: jax.Array
     source: jax.Array | None = None
     source_mask: jax.Array | None = None
-    ancestors: jax.Array | None = None
     beams: int = flax.struct.field(pytree_node=False, default=1)
 
     @property
     def capacity(self) -> int:
-        """Slots a row has."""
-        return self.valid.shape[1]
+        """Slots an entry has."""
+        return self.positions.shape[1]
 
     @property
-    def lanes(self) -> Lanes:
-        """Rows which share an entry, and how many of them read."""
-        return Lanes(self.beams, 1 if self.ancestors is None else self.beams)
+    def rows_per_entry(self) -> int:
+        """Rows which share an entry by now."""
+        return self.valid.shape[0] // self.positions.shape[0]
 
     def extend(self, mask_BT: jax.Array) -> tuple[Cache, jax.Array, Mask]:
         """Returns the cache with more slots in use, the new tokens' positions (B, T), and the mask of their queries.
@@ -240,61 +220,51 @@ class Cache:
         B counts entries; where several rows share one, T counts the tokens of all of them, row after row. A write past
         the end sets `overflow`, and what is then returned means nothing.
         """
+        T, sharing = mask_BT.shape[1], self.rows_per_entry
         mask_RT = mask_BT.astype(bool).reshape(self.valid.shape[0], -1)
         read = self.valid.sum(axis=1, keepdims=True)
-        positions = jnp.maximum(read + jnp.cumsum(mask_RT, axis=1) - 1, 0) * mask_RT
-        T = mask_RT.shape[1]
+        positions = (jnp.maximum(read + jnp.cumsum(mask_RT, axis=1) - 1, 0) * mask_RT).reshape(mask_BT.shape)
+        # (rows, sharing, tokens of a row): in the slots of an entry's new tokens a row's own are those of its number.
+        is_own = jnp.eye(sharing, dtype=bool)[jnp.arange(len(mask_RT)) % sharing]
+        own = is_own[:, :, None] & mask_RT[:, None]
 
         def put(old, new):
             return jax.lax.dynamic_update_slice_in_dim(old, new, self.filled, axis=1)
 
         cache = self.replace(
             positions=put(self.positions, positions),
-            valid=put(self.valid, mask_RT),
+            valid=put(self.valid, own.reshape(-1, T)),
             filled=self.filled + T,
             overflow=self.overflow | (self.filled + T > self.capacity),
         )
-        if self.ancestors is not None:
-            own = jnp.arange(mask_RT.shape[0])[:, None] % self.beams
-            cache = cache.replace(ancestors=put(self.ancestors, jnp.broadcast_to(own, mask_RT.shape)))
-        positions = positions.reshape(mask_BT.shape)
-        return cache, positions, cache._mask(positions, self.filled, T)
+        return cache, positions, cache._mask(positions, self.filled)
 
-    def _mask(self, positions_BT: jax.Array, offset: jax.Array, T: int) -> Mask:
-        """Returns the mask of queries at these positions, the last T tokens of each row, the first in slot `offset`."""
-        entries = positions_BT.shape[0]
-        if self.ancestors is None:
-            # Slots of beams which do not exist yet stand behind all others, so no query sees them.
-            unused = [(0, 0), (0, (self.beams - 1) * self.capacity)]
-            valid, slots = jnp.pad(self.valid, unused), jnp.pad(self.positions, unused)
-            own = dict(causal=True, key_valid_BS=valid)
+    def _mask(self, positions_BT: jax.Array, offset: jax.Array) -> Mask:
+        """Returns the mask of queries at these positions, whose tokens are in the slots from `offset` on."""
+        (entries, T), sharing = positions_BT.shape, self.rows_per_entry
+        if sharing == 1:
+            own = dict(causal=True, key_valid_BS=self.valid)
         else:
-            slots = self.positions.reshape(entries, -1)
-            # (rows, beams, capacity): a row's past, in the slots of the beams which read it.
-            past = (self.ancestors[:, None] == jnp.arange(self.beams)[:, None]) & self.valid[:, None]
-            reached = jnp.arange(self.capacity) <= offset + jnp.arange(T)[:, None]
-            shown = past[:, None] & reached[:, None]
-            own = dict(shown_BTS=shown.reshape(entries, -1, self.beams * self.capacity))
-        return Mask(query_positions_BT=positions_BT, key_positions_BS=slots, offset=offset, **own)
+            reached_TS = jnp.arange(self.capacity) <= offset + jnp.arange(T)[:, None]
+            past = self.valid.reshape(entries, sharing, 1, -1) & reached_TS.reshape(sharing, T // sharing, -1)
+            own = dict(shown_BTS=past.reshape(entries, T, -1))
+        return Mask(query_positions_BT=positions_BT, key_positions_BS=self.positions, offset=offset, **own)
 
     def grow(self, capacity: int) -> Cache:
-        """Returns the cache with `capacity` slots a row, those beyond the old ones empty."""
+        """Returns the cache with `capacity` slots an entry, those beyond the old ones empty."""
         more = capacity - self.capacity
 
         def wider(rows):
-            return None if rows is None else jnp.pad(rows, [(0, 0), (0, more)])
+            return jnp.pad(rows, [(0, 0), (0, more)])
 
-        return self.replace(
-            mixers=tuple(mixer.grow(more, self.lanes) for mixer in self.mixers),
-            positions=wider(self.positions),
-            valid=wider(self.valid),
-            ancestors=wider(self.ancestors),
-        )
+        mixers = tuple(mixer.grow(more) for mixer in self.mixers)
+        return self.replace(mixers=mixers, positions=wider(self.positions), valid=wider(self.valid))
 
     def forget(self, count: int, kept_B: jax.Array) -> Cache:
         """Returns the cache which has read only the first kept_B of the last `count` tokens of each row.
 
-        Slots which no row needs any longer are free again; in rows which keep fewer they stay as masked slots.
+        Slots which no row needs any longer are free again; in rows which keep fewer they stay as masked slots. Each row
+        has an entry of its own.
         """
         read = self.filled - count
         forgotten = jnp.arange(self.capacity) >= read + kept_B[:, None]
@@ -304,12 +274,35 @@ class Cache:
             filled=read + kept_B.max(),
         )
 
-    def pack(self) -> Cache:
-        """Returns the cache with each row's real tokens moved to its first slots, in their order; frees the rest."""
-        order = jnp.argsort(~self.valid, axis=1, stable=True)
+    def needed(self, going_on_R: jax.Array) -> jax.Array:
+        """Returns how many slots the pasts of these rows take, in the entry in which they take most."""
+        return self._kept(going_on_R)[1].sum(axis=1).max()
+
+    def pack(self, going_on_R: jax.Array | None = None) -> Cache:
+        """Returns the cache with the slots of all pasts moved to the first ones, in their order; frees the rest.
+
+        Args:
+          going_on_R: rows which keep their past (None: all); the others lose it.
+        """
+        valid, kept = self._kept(going_on_R)
+        count = jnp.cumsum(kept, axis=1)
+        # Slot s takes the first one with s + 1 kept slots up to and with it; a sort would take a second to compile.
+        numbers = jnp.arange(self.capacity)
+        order = jax.vmap(lambda count: jnp.searchsorted(count, numbers + 1))(count)
+        used = numbers < count[:, -1:]
+
+        def take(order, used, x):
+            return jnp.where(used, jnp.take_along_axis(x, order, axis=1, mode='clip'), 0)
+
+        by_row = (jnp.repeat(x, self.rows_per_entry, axis=0) for x in (order, used))
         return self.replace(
             mixers=tuple(mixer.take_slots(order) for mixer in self.mixers),
-            positions=jnp.take_along_axis(self.positions, order, axis=1),
-            valid=jnp.take_along_axis(self.valid, order, axis=1),
-            filled=self.valid.sum(axis=1).max(),
+            positions=take(order, used, self.positions),
+            valid=take(*by_row, valid).astype(bool),
+            filled=count[:, -1].max(),
         )
+
+    def _kept(self, going_on_R):
+        """Returns the pasts of these rows, and (entries, capacity) which slots are in one of them."""
+        valid = self.valid if going_on_R is None else self.valid & going_on_R[:, None]
+        return valid, valid.reshape(-1, self.rows_per_entry, self.capacity).any(axis=1)

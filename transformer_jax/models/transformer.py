@@ -42,12 +42,12 @@ def _place(config: ModelConfig, tokens_BT, mask_BT, positions_BT, segment_ids_BT
 def _extend(config: ModelConfig, cache: Cache, tokens_BT, mask_BT):
     """Checks tokens on the host; returns (cache with room for them, positions, mask, each layer's cache)."""
     check_tokens(tokens_BT, config.vocab_size)
-    filled, lanes = cache.filled, cache.lanes
+    filled = cache.filled
     cache, positions_BT, mask = cache.extend(jnp.ones_like(tokens_BT) if mask_BT is None else jnp.asarray(mask_BT))
     check_length(config, positions_BT, tokens_BT.shape[1])
     cross = cache.cross or (None,) * len(cache.mixers)
     layers = zip(cache.mixers, cross, strict=True)
-    return cache, positions_BT, mask, tuple(LayerCache(mixer, stored, filled, lanes) for mixer, stored in layers)
+    return cache, positions_BT, mask, tuple(LayerCache(mixer, stored, filled) for mixer, stored in layers)
 
 
 def _collect(embedded, hidden, outputs: list[LayerOutput], prefix: str, return_hiddens, return_attentions):
