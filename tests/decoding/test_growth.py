@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import chains
@@ -14,10 +15,11 @@ import pytest
 from transformer_jax.config import ModelConfig
 from transformer_jax.decoding import DecodeConfig, generate, stream
 from transformer_jax.decoding.cache_api import init_cache, numbers_per_slot
-from transformer_jax.decoding.growth import first_room, growing_loop, rooms
+from transformer_jax.decoding.growth import first_room, growing_loop, rooms, slots
 from transformer_jax.decoding.largest import largest
 from transformer_jax.decoding.processors import Prompt
 from transformer_jax.decoding.sampling import sample_loop
+from transformer_jax.layers.cache import Cache
 from transformer_jax.models import build, init_params
 from transformer_jax.subconfigs import LatentConfig
 
@@ -49,6 +51,31 @@ def test_numbers_per_slot_are_those_which_a_cache_holds(choices):
     assert sum(leaf.size for leaf in jax.tree.leaves(cache.mixers)) == 3 * 5 * numbers_per_slot(config)
 
 
+@pytest.mark.parametrize(
+    'prompt, room, beams, count', [(1, 16, 4, 64), (128, 128, 1, 256), (7, 1, 3, 16), (5, 4, 4, 32)]
+)
+def test_slots_are_those_of_prompt_and_answers_but_their_last_tokens(prompt, room, beams, count):
+    """1 + 4 x 15 = 61, 128 + 127 = 255, 7 and 5 + 4 x 3 = 17, each up to the next multiple of 16."""
+    assert slots(prompt, room, beams) == count
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Notes:
+    """The cache of a chain which also writes down each token that it reads, if it has room for it."""
+
+    own: jax.Array
+    notes: jax.Array
+    filled: jax.Array
+
+    @property
+    def capacity(self):
+        return self.notes.shape[1]
+
+    def grow(self, capacity):
+        return dataclasses.replace(self, notes=jnp.pad(self.notes, [(0, 0), (0, capacity - self.capacity)]))
+
+
 def test_a_loop_gives_its_cache_room_before_it_is_needed():
     tables = jnp.asarray(chains.Chains(3, 7).tables)
     logits, cache = chains.begin(tables)
@@ -56,20 +83,49 @@ def test_a_loop_gives_its_cache_room_before_it_is_needed():
     step_fn = chains.step_fn(tables)
 
     def noting(tokens, cache):
-        """The chain's step, which also writes the token it reads to the first free slot of its row, if there is one."""
-        logits, own = step_fn(tokens, cache['own'])
-        slots = cache['slots'].at[:, cache['read']].set(tokens[:, 0], mode='drop')
-        return logits, dict(own=own, slots=slots, read=cache['read'] + 1)
+        logits, own = step_fn(tokens, cache.own)
+        notes = cache.notes.at[:, cache.filled].set(tokens[:, 0], mode='drop')
+        return logits, Notes(own, notes, cache.filled + 1)
 
-    def grow(cache, room):
-        return cache | dict(slots=jnp.pad(cache['slots'], [(0, 0), (0, room - 1 - cache['slots'].shape[1])]))
-
-    whole = dict(own=cache, slots=jnp.zeros((len(logits), rooms(300)[0] - 1), jnp.int32), read=0)
+    empty = Notes(cache, jnp.zeros((len(logits), 0), jnp.int32), jnp.int32(0))
     config = DecodeConfig(eos_ids=())
-    state = sample_loop(noting, logits, whole, prompt, config, 300, loop=growing_loop(rooms(300), grow))
+    state = sample_loop(noting, logits, empty, prompt, config, 300, loop=growing_loop(rooms(300), 0))
     plain = sample_loop(step_fn, logits, cache, prompt, config, 300)
     np.testing.assert_array_equal(state.tokens_RT, plain.tokens_RT)
-    np.testing.assert_array_equal(state.cache['slots'], plain.tokens_RT[:, :-1])
+    np.testing.assert_array_equal(state.cache.notes[:, :299], plain.tokens_RT[:, :-1])
+
+
+def test_a_search_frees_what_no_beam_needs_and_answers_the_same(monkeypatch):
+    config = ModelConfig(
+        kind='decoder', vocab_size=11, d_model=16, d_ff=16, num_layers=1, num_heads=2, position='rope', dropout=0.0,
+        tie_embeddings='none',
+    )  # fmt: skip
+    model = build(config)
+    params = jax.tree.map(lambda leaf: 3 * leaf, init_params(model, jax.random.key(0)))
+    tokens, mask = np.random.default_rng(0).integers(0, 11, (3, 5)), np.array([[0, 0, 1, 1, 1]] + 2 * [[1] * 5])
+    config = DecodeConfig(max_new_tokens=200, eos_ids=(), beam_size=4)
+    packs, pack = [], Cache.pack
+
+    def noting(cache, going_on):
+        packed = pack(cache, going_on)
+        jax.debug.callback(lambda *filled: packs.append((cache.capacity, *filled)), cache.filled, packed.filled)
+        return packed
+
+    def one_stage(capacity, first):
+        return [capacity]
+
+    monkeypatch.setattr(Cache, 'pack', noting)
+    found = generate(model, params, tokens, mask=mask, config=config)
+    # A stage is packed as it begins, and again when it is full; then it has much room at least once.
+    again = [(before, after) for (size, *_), (same, before, after) in itertools.pairwise(packs) if size == same]
+    assert again and min(after / before for before, after in again) < 0.6
+    monkeypatch.setitem(generate.__globals__, 'rooms', one_stage)
+    generate.__globals__['search'].clear_cache()
+    packs.clear()
+    plain = generate(model, params, tokens, mask=mask, config=config)
+    assert not packs
+    np.testing.assert_array_equal(found.tokens, plain.tokens)
+    np.testing.assert_allclose(found.scores, plain.scores, rtol=1e-5)
 
 
 @pytest.mark.parametrize('beams', [1, 2])

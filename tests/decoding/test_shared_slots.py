@@ -86,6 +86,21 @@ def test_a_packed_cache_is_read_as_one_which_keeps_what_died(name, beams):
     assert cache.filled < plain.filled if beams > 1 else cache.filled == plain.filled
 
 
+def test_rows_which_are_done_lose_their_slots():
+    model, params = model_and_params(tiny(kind='decoder', **MODELS['grouped heads, rope, window']))
+    logits, cache = logits_after(params, model, BEAMS, whole_room)
+    order, tokens = jnp.array([0, 1, 2, 3, 3, 4]), some_tokens(6, 1, seed=7)
+    cache = gather_beams(cache.grow(cache.capacity + 2 * BEAMS), order)
+    going_on = jnp.array([False] * 3 + [True] * 3)
+    packed = cache.pack(going_on)
+    past = np.asarray(cache.valid)[3:].any(axis=0)
+    assert cache.needed(going_on) == packed.filled == past.sum() < PROMPT + BEAMS * len(ORDERS)
+    assert packed.valid[:3].sum() == 0
+    got, _ = step(model, params, tokens, packed)
+    wanted, _ = step(model, params, tokens, cache)
+    np.testing.assert_allclose(got[3:], wanted[3:], rtol=0, atol=1e-5 * np.abs(wanted).max())
+
+
 @pytest.mark.parametrize('name', MODELS)
 @pytest.mark.parametrize('beams', [1, BEAMS])
 def test_the_cache_takes_the_memory_of_its_docstring(name, beams):

@@ -104,6 +104,7 @@ def test_caches_without_room_for_refused_tokens_are_packed(monkeypatch):
 
     monkeypatch.setattr(Cache, 'pack', counted)
     monkeypatch.setitem(generate.__globals__, 'cache_room', lambda capacity, ahead: capacity + ahead + 1)
+    monkeypatch.setitem(generate.__globals__, 'slots', lambda prompt, room, beams: prompt + beams * (room - 1))
     config, order = GREEDY.replace(max_new_tokens=32), (0, 1, 3)
     want = answer('decoder', config, order=order)
     assert_same(answer('decoder', config, 'noisy', order=order), want)

@@ -24,7 +24,7 @@ from transformer_jax.decoding.cache_api import (
     prefill,
     step,
 )
-from transformer_jax.decoding.growth import first_room, growing_loop, rooms, slots_for
+from transformer_jax.decoding.growth import first_room, growing_loop, rooms, slots
 from transformer_jax.decoding.inputs import SearchInputs, prepare
 from transformer_jax.decoding.placement import on_every_host, place_rows
 from transformer_jax.decoding.sampling import Draws, begin, choose_next, sample_loop
@@ -125,15 +125,10 @@ def check_overflow(overflow: jax.Array) -> None:
 def start(model: nn.Module, params: Any, inputs: SearchInputs, capacity: int, beams: int = 1) -> tuple[jax.Array, Any]:
     """Reads source and prompt; returns logits after them (B, V) and a cache for answers of `capacity` tokens."""
     batch, width = inputs.prompt.tokens_RP.shape
-    cache = init_cache(model, batch, slots(inputs, capacity, beams), inputs.source, inputs.source_mask, beams)
+    cache = init_cache(model, batch, slots(width, capacity, beams), inputs.source, inputs.source_mask, beams)
     mask_BP = jnp.arange(width) >= inputs.prompt.start_R[:, None]
     logits, cache = prefill(model, params, inputs.prompt.tokens_RP, cache, mask_BP, last_only=True)
     return logits[:, -1], cache
-
-
-def slots(inputs: SearchInputs, capacity: int, beams: int = 1) -> int:
-    """Returns `growth.slots_for` these prompts and answers of `capacity` tokens."""
-    return slots_for(inputs.prompt.tokens_RP.shape[1], capacity, beams)
 
 
 def make_step(model: nn.Module, params: Any) -> Callable[[jax.Array, Any], tuple[jax.Array, Any]]:
@@ -183,7 +178,8 @@ def _search(params, inputs, model, config, capacity):
     parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
     stages = rooms(capacity, first_room(rows * numbers_per_slot(model.config), parameters))
     logits_BV, cache = start(model, params, inputs, stages[0], config.beam_size)
-    prompt, loop = inputs.prompt, growing_loop(stages, inputs.prompt.tokens_RP.shape[1], config.beam_size)
+    prompt = inputs.prompt
+    loop = growing_loop(stages, prompt.tokens_RP.shape[1], config.beam_size)
     step_fn = make_step(model, for_steps(params, rows))
     if config.beam_size > 1:
         found, cache = beam_loop(step_fn, gather_beams, logits_BV, cache, prompt, inputs.alpha, config, capacity, loop)

@@ -39,12 +39,20 @@ def rooms(capacity: int, first: int = _USUAL) -> list[int]:
     return stages
 
 
+def slots(prompt: int, room: int, beams: int = 1) -> int:
+    """Returns how many slots a prompt and answers of `room` tokens need, the last of which is not read.
+
+    It is a multiple of 16, since products over other widths are slower.
+    """
+    return -(-(prompt + beams * (room - 1)) // 16) * 16
+
+
 def growing_loop(stages: list[int], prompt: int, beams: int = 1) -> Callable[..., Any]:
     """Returns what `jax.lax.while_loop` is to a search, with a cache that grows on the way.
 
     Beams leave slots behind which are no beam's past any longer, and so do sentences which are done. When a stage is
-    full these are freed, and it goes on if that gave room for half of its tokens; where beams soon have most of their
-    past in common, as those of a trained model do, few searches need the later stages.
+    full these are freed, and it goes on if that gives half of its room; where beams soon have most of their past in
+    common, as those of a trained model do, few searches need the later stages.
 
     Args:
       stages: for how many tokens of an answer each has room if nothing is freed (`rooms`).
@@ -53,32 +61,24 @@ def growing_loop(stages: list[int], prompt: int, beams: int = 1) -> Callable[...
     """
 
     def loop(going_on: Callable[[Any], jax.Array], advance: Callable[[Any], Any], state: Any) -> Any:
-        def fill(state):
-            def fits(cache):
-                return cache.filled + beams <= cache.capacity
+        def fits(state):
+            return going_on(state) & (state.cache.filled + beams <= state.cache.capacity)
 
-            return jax.lax.while_loop(lambda s: going_on(s) & fits(s.cache), advance, state)
+        def fill(state):
+            return jax.lax.while_loop(fits, advance, state)
+
+        def lasts(state):
+            needed, capacity = state.cache.needed(state.searching_R), state.cache.capacity
+            return going_on(state) & (needed + (capacity - prompt) // 2 <= capacity)
 
         def free_and_fill(state):
             return fill(dataclasses.replace(state, cache=state.cache.pack(state.searching_R)))
 
         for room in stages:
-            slots = slots_for(prompt, room, beams)
-            state = dataclasses.replace(state, cache=state.cache.grow(slots))
-            if beams == 1 or room == stages[-1]:
-                state = fill(state)
-                continue
-
-            def has_room(state, most=slots - beams * (room // 2)):
-                return state.cache.needed(state.searching_R) <= most
-
-            state = jax.lax.while_loop(lambda s, has_room=has_room: going_on(s) & has_room(s), free_and_fill, state)
+            state = dataclasses.replace(state, cache=state.cache.grow(slots(prompt, room, beams)))
+            # The last stage has room for all without that.
+            frees = beams > 1 and room < stages[-1]
+            state = jax.lax.while_loop(lasts, free_and_fill, state) if frees else fill(state)
         return state
 
     return loop
-
-
-def slots_for(prompt: int, room: int, beams: int) -> int:
-    """Returns the slots of a prompt and its answers of `room` tokens, the last of which is not read; a multiple of 16,
-    for products over other widths are slower."""
-    return -(-(prompt + beams * (room - 1)) // 16) * 16

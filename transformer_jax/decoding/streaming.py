@@ -13,8 +13,8 @@ import numpy as np
 
 from transformer_jax.decode_config import DecodeConfig
 from transformer_jax.decoding.cache_api import for_decoding
-from transformer_jax.decoding.generate import check_overflow, make_draws, make_step, resolve, slots, start
-from transformer_jax.decoding.growth import rooms
+from transformer_jax.decoding.generate import check_overflow, make_draws, make_step, resolve, start
+from transformer_jax.decoding.growth import rooms, slots
 from transformer_jax.decoding.inputs import SearchInputs, prepare
 from transformer_jax.decoding.processors import Prompt
 from transformer_jax.decoding.sampling import Draws, SampleState, begin, choose_next, read_last
@@ -56,7 +56,7 @@ def _tokens(
             break
         if number + 1 == room:
             room, *later = later
-            state = dataclasses.replace(state, cache=_grown(state.cache, slots(inputs, room)))
+            state = dataclasses.replace(state, cache=_grown(state.cache, slots(inputs.prompt.tokens_RP.shape[1], room)))
         state = _next(params, state, inputs.prompt, draws, model=model, config=config)
     check_overflow(state.cache.overflow)
 

@@ -35,7 +35,12 @@ class Slots:
                 # As a branch it is written once and in place: XLA on CPU would fuse a plain update into each of its
                 # readers, or with that of another array, and write to copies of the whole cache.
                 fits = slot + own.shape[axis] <= old.shape[axis]
-                return jax.lax.cond(fits, lambda: written(old, own), lambda: old)
+                if old.dtype != jnp.bfloat16:
+                    return jax.lax.cond(fits, lambda: written(old, own), lambda: old)
+                # As bits, for which the cache is copied twice; else it is made fp32 and back, which takes longer.
+                bits, own_bits = (jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (old, own.astype(old.dtype)))
+                new = jax.lax.cond(fits, lambda: written(bits, own_bits), lambda: bits)
+                return jax.lax.bitcast_convert_type(new, old.dtype)
 
             return jax.lax.platform_dependent(old, own, cpu=guarded, default=written)
 
@@ -50,7 +55,7 @@ class Slots:
         return self._map(wider).placed()
 
     def take_slots(self, index_BS: jax.Array) -> Self:
-        """Returns the slots of which slot s of row b is slot index_BS[b, s] of the old ones, the last one beyond them."""
+        """Returns the slots of which slot s of row b is slot index_BS[b, s] of the old ones, or of their last one."""
 
         def take(axis, old):
             index = jnp.expand_dims(index_BS, [i for i in range(1, old.ndim) if i != axis])
