@@ -119,9 +119,8 @@ def test_a_matrix_kept_column_after_column_gives_the_product_of_its_rows(shape, 
     kernel, x = rng.normal(size=shape).astype('float32'), rng.normal(size=(3, 1, 6)).astype('float32')
     kept = ColumnMajor.of(jnp.asarray(kernel), inputs)
     matrix = kernel.reshape(6, -1)
-    np.testing.assert_array_equal(kept.values.ravel(), matrix.ravel(order='F'))
-    assert kept.values.shape == shape
-    np.testing.assert_allclose(einsum('aby,yz->abz', x, kept.reshape(*matrix.shape)), x @ matrix, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(kept.columns_ZY, matrix.T)
+    np.testing.assert_allclose(einsum('aby,yz->abz', x, kept), x @ matrix, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.skipif(jax.default_backend() != 'cpu', reason='says how XLA compiles for a CPU')
@@ -130,7 +129,7 @@ def test_a_matrix_kept_column_after_column_gives_the_product_of_its_rows(shape, 
 )
 def test_a_matrix_kept_column_after_column_is_the_first_operand_of_the_compiled_product(spec, shape):
     """48 columns and 4 rows: the product has the matrix's columns first, and XLA does not exchange the two."""
-    kept = ColumnMajor(jnp.ones((48, 32) if 'zy' in spec else (32, 48)))
+    kept = ColumnMajor(jnp.ones((48, 32)))
     text = jax.jit(lambda x, kept: einsum(spec, x, kept)).lower(jnp.ones(shape), kept).compile().as_text()
     assert re.findall(r'= f32\[([\d,]*)\]\S* dot\(', text) == ['48,4']
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.ops.products import einsum
+from transformer_jax.ops.products import ColumnMajor, einsum
 from transformer_jax.ops.quantized import QuantizedArray
 
 _LETTERS = 'abcdefgh'
@@ -71,14 +71,16 @@ class Linear(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         config = self.config
         fan_in, fan_out = math.prod(self.shape[: self.inputs]), math.prod(self.shape[self.inputs :])
-        init = nn.with_logical_partitioning(kernel_init(config, fan_in, fan_out, self.gain), tuple(self.axes))
-        kernel = self.param('kernel', init, tuple(self.shape), jnp.dtype(config.param_dtype))
-        # As a product of matrices: XLA on CPU copies a kernel of three axes to transpose it for the backward product.
+        kernel = self.get_variable('params', 'kernel')
+        if not isinstance(kernel, ColumnMajor):
+            init = nn.with_logical_partitioning(kernel_init(config, fan_in, fan_out, self.gain), tuple(self.axes))
+            kernel = self.param('kernel', init, tuple(self.shape), jnp.dtype(config.param_dtype))
+            # As a product of matrices: XLA on CPU copies a kernel of three axes to transpose it for the backward one.
+            kernel = kernel.reshape(fan_in, fan_out)
         leading, output = x.shape[: x.ndim - self.inputs], tuple(self.shape[self.inputs :])
         letters = _LETTERS[: len(leading)]
         spec = f'{letters}y,yz->{letters}z'
         x = x.astype(config.dtype).reshape(*leading, fan_in)
-        kernel = kernel.reshape(fan_in, fan_out)
         if not self.use_bias:
             return einsum(spec, x, kernel).reshape(*leading, *output)
         y = einsum(spec, x, kernel, jnp.float32).reshape(*leading, *output)

@@ -22,38 +22,29 @@ class ColumnMajor:
     other, where as the second it makes a packed copy of it (`python -m benchmarks.products` measures both).
 
     Attributes:
-      values: the numbers in that order, in an array of the parameter's shape.
+      columns_ZY: the matrix's columns, Z of them with Y numbers each; of a table of words its rows.
     """
 
-    values: jax.Array
+    columns_ZY: jax.Array
 
     @classmethod
     def of(cls, array: jax.Array, inputs: int) -> ColumnMajor:
-        """Returns the matrix whose rows are the first `inputs` axes of the array."""
-        rows = math.prod(array.shape[:inputs])
-        return cls(array.reshape(rows, -1).T.reshape(array.shape))
-
-    def reshape(self, rows: int, columns: int) -> ColumnMajor:
-        """Returns it with its axes joined to the two of the matrix."""
-        return ColumnMajor(self.values.reshape(rows, columns))
+        """Returns the matrix whose rows are the first `inputs` axes of the array, and whose columns are the others."""
+        # Not in the array's own shape, though Flax would take it for the parameter then: XLA on CPU would join the
+        # transpose with the reshape, and take four times as long.
+        return cls(array.reshape(math.prod(array.shape[:inputs]), -1).T)
 
     def take_rows(self, index: jax.Array) -> jax.Array:
         """Returns rows of a table, whose rows are the columns of its matrix; NaN for an index outside of it."""
-        return take_rows(self.values, index)
+        return take_rows(self.columns_ZY, index)
 
-    def contract(self, spec: str, a: jax.Array) -> jax.Array:
-        """Returns the einsum of `a` with the matrix.
-
-        Args:
-          spec: '...y,yz->...z': rows y are summed over, columns z come last; or '...y,zy->...z' of a table.
-        """
-        left, right = spec.split('->')[0].split(',')
-        is_table = right[-1] == left[-1]
-        by_columns = self.values if is_table else self.values.reshape(self.values.shape[::-1])
-        x = a.reshape(-1, a.shape[-1])
-        product = jnp.einsum('zy,my->zm', by_columns.astype(a.dtype), x, preferred_element_type=jnp.float32)
+    def product(self, a: jax.Array) -> jax.Array:
+        """Returns `a` W in fp32, for any number of axes in front of the last one."""
+        x_MY = a.reshape(-1, a.shape[-1])
+        columns_ZY = self.columns_ZY.astype(a.dtype)
+        y_ZM = jnp.einsum('ZY,MY->ZM', columns_ZY, x_MY, preferred_element_type=jnp.float32)
         # Else XLA would exchange the operands where that saves the transpose.
-        return jax.lax.optimization_barrier(product).T.reshape(*a.shape[:-1], -1)
+        return jax.lax.optimization_barrier(y_ZM).T.reshape(*a.shape[:-1], -1)
 
 
 def take_rows(table: jax.Array, index: jax.Array) -> jax.Array:
@@ -78,7 +69,9 @@ def einsum(spec: str, a: jax.Array, b: Matrix, dtype: DTypeLike | None = None) -
       b: parameters or activations; rounded to the compute dtype. Other kinds of matrix have products of their own.
       dtype: of the result (None: that of `a`).
     """
-    if isinstance(b, QuantizedArray | ColumnMajor):
+    if isinstance(b, ColumnMajor):
+        return b.product(a).astype(dtype or a.dtype)
+    if isinstance(b, QuantizedArray):
         return b.contract(spec, a).astype(dtype or a.dtype)
     return _einsum(spec, jnp.dtype(dtype or a.dtype), a, b)
 
