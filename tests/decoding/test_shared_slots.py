@@ -65,6 +65,23 @@ def test_beams_which_share_slots_read_what_beams_which_move_them_read(name):
     assert np.abs(shared[0] - shared[1]).max() > 1e-3
 
 
+@pytest.mark.parametrize('name', MODELS)
+def test_beams_may_read_several_tokens_at_once_and_not_equally_many(name):
+    model, params = model_and_params(tiny(**{'kind': 'decoder', **MODELS[name]}))
+    tokens, mask = some_tokens(SENTENCES * BEAMS, 3, seed=9), np.arange(3) < np.array([[3], [1], [2], [2], [3], [0]])
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def after(params, beams):
+        _, cache = logits_after(params, model, beams)
+        cache = cache.grow(cache.capacity + 4 * beams)
+        logits, cache = prefill(model, params, tokens, cache, mask)
+        return logits, step(model, params, tokens[:, :1], gather_beams(cache, jnp.array([1, 0, 0, 5, 4, 3])))[0]
+
+    (shared, shared_next), (moved, moved_next) = after(params, BEAMS), after(params, 1)
+    np.testing.assert_allclose(shared[mask], moved[mask], rtol=0, atol=1e-5 * np.abs(moved[mask]).max())
+    np.testing.assert_allclose(shared_next, moved_next, rtol=0, atol=1e-5 * np.abs(moved_next).max())
+
+
 @pytest.mark.parametrize('name', ['grouped heads, rope, window', 'latent', 'int8', 'encoder_decoder'])
 @pytest.mark.parametrize('beams', [1, BEAMS])
 def test_a_cache_which_grows_is_read_as_one_which_had_the_room(name, beams):
