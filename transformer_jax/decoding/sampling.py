@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from transformer_jax.decode_config import DecodeConfig
 from transformer_jax.decoding.hypotheses import Hypotheses
+from transformer_jax.decoding.largest import largest
 from transformer_jax.decoding.processors import Prompt, is_any_of, process, warp
 
 StepFn = Callable[[jax.Array, Any], tuple[jax.Array, Any]]
@@ -91,7 +92,7 @@ def choose_next(
     """
     processed_RV = process(logits_RV, prompt, state.tokens_RT, state.generated, config)
     if draws is None:
-        chosen_R = jnp.argmax(processed_RV, axis=1)
+        chosen_R = largest(processed_RV, 1)[1][:, 0]
     else:
         processed_RV = warp(processed_RV, draws.temperature_R, config)
         keys_R = jax.vmap(jax.random.fold_in, in_axes=(0, None))(draws.keys_R, state.generated)
