@@ -95,34 +95,44 @@ def test_a_loop_gives_its_cache_room_before_it_is_needed():
     np.testing.assert_array_equal(state.cache.notes[:, :299], plain.tokens_RT[:, :-1])
 
 
-def test_a_search_frees_what_no_beam_needs_and_answers_the_same(monkeypatch):
+GROUPS = dict(beam_groups=2, diversity_penalty=0.3, early_stopping='first')
+
+
+@pytest.mark.parametrize(
+    'choices, sentences, scale', [({}, 3, 3), (GROUPS | dict(eos_ids=(3,)), 15, 1)], ids=['beams', 'groups']
+)
+def test_a_search_frees_what_no_beam_needs_and_answers_the_same(monkeypatch, choices, sentences, scale):
     config = ModelConfig(
         kind='decoder', vocab_size=11, d_model=16, d_ff=16, num_layers=1, num_heads=2, position='rope', dropout=0.0,
         tie_embeddings='none',
     )  # fmt: skip
     model = build(config)
-    params = jax.tree.map(lambda leaf: 3 * leaf, init_params(model, jax.random.key(0)))
-    tokens, mask = np.random.default_rng(0).integers(0, 11, (3, 5)), np.array([[0, 0, 1, 1, 1]] + 2 * [[1] * 5])
-    config = DecodeConfig(max_new_tokens=200, eos_ids=(), beam_size=4)
-    packs, pack = [], Cache.pack
+    params = jax.tree.map(lambda leaf: scale * leaf, init_params(model, jax.random.key(0)))
+    tokens, mask = np.random.default_rng(0).integers(0, 11, (sentences, 5)), np.ones((sentences, 5))
+    mask[0, :2] = 0
+    config = DecodeConfig(**dict(max_new_tokens=200, eos_ids=(), beam_size=4) | choices)
+    packs, partly, pack = [], [], Cache.pack
 
     def noting(cache, going_on):
         packed = pack(cache, going_on)
         jax.debug.callback(lambda *filled: packs.append((cache.capacity, *filled)), cache.filled, packed.filled)
+        groups = going_on.reshape(-1, 2, 2).all(axis=2)
+        jax.debug.callback(partly.append, (groups[:, 0] != groups[:, 1]).any())
         return packed
-
-    def one_stage(capacity, first):
-        return [capacity]
 
     monkeypatch.setattr(Cache, 'pack', noting)
     found = generate(model, params, tokens, mask=mask, config=config)
+    jax.effects_barrier()
     # A stage is packed as it begins, and again when it is full; then it has much room at least once.
     again = [(before, after) for (size, *_), (same, before, after) in itertools.pairwise(packs) if size == same]
     assert again and min(after / before for before, after in again) < 0.6
-    monkeypatch.setitem(generate.__globals__, 'rooms', one_stage)
+    assert np.any(partly) == ('beam_groups' in choices)
+    monkeypatch.setitem(generate.__globals__, 'rooms', lambda capacity, first: [capacity])
     generate.__globals__['search'].clear_cache()
     packs.clear()
     plain = generate(model, params, tokens, mask=mask, config=config)
+    jax.effects_barrier()
+    generate.__globals__['search'].clear_cache()
     assert not packs
     np.testing.assert_array_equal(found.tokens, plain.tokens)
     np.testing.assert_allclose(found.scores, plain.scores, rtol=1e-5)
@@ -153,15 +163,17 @@ def test_answers_longer_than_a_stage_are_those_of_the_training_forward(beams):
 
 
 @pytest.mark.parametrize('size', [40, 640, 1000, 32001])
-@pytest.mark.parametrize('kind', ['distinct', 'few values', 'mostly -inf'])
-def test_two_stages_find_what_sorting_finds(size, kind):
+@pytest.mark.parametrize('kind', ['distinct', 'few values', 'mostly -inf', '-inf'])
+@pytest.mark.parametrize('count', [1, 8])
+def test_two_stages_find_what_sorting_finds(size, kind, count):
     rng = np.random.default_rng(size)
     x = {
         'distinct': rng.normal(size=(3, size)),
         'few values': rng.integers(0, 4, (3, size)).astype(float),
+        '-inf': np.full((3, size), -np.inf),
         'mostly -inf': np.where(rng.random((3, size)) < 3 / size, 1.0, -np.inf),
     }[kind].astype(np.float32)
-    values, index = jax.jit(largest, static_argnums=1)(x, 8)
-    wanted = np.argsort(-x, axis=1, kind='stable')[:, :8]
+    values, index = jax.jit(largest, static_argnums=1)(x, count)
+    wanted = np.argsort(-x, axis=1, kind='stable')[:, :count]
     np.testing.assert_array_equal(index, wanted)
     np.testing.assert_array_equal(values, np.take_along_axis(x, wanted, axis=1))

@@ -124,9 +124,7 @@ def test_a_matrix_kept_column_after_column_gives_the_product_of_its_rows(shape, 
 
 
 @pytest.mark.skipif(jax.default_backend() != 'cpu', reason='says how XLA compiles for a CPU')
-@pytest.mark.parametrize(
-    'spec, shape', [('my,yz->mz', (4, 32)), ('aby,yz->abz', (4, 1, 32)), ('aby,zy->abz', (2, 2, 32))]
-)
+@pytest.mark.parametrize('spec, shape', [('my,yz->mz', (4, 32)), ('aby,yz->abz', (2, 2, 32))])
 def test_a_matrix_kept_column_after_column_is_the_first_operand_of_the_compiled_product(spec, shape):
     """48 columns and 4 rows: the product has the matrix's columns first, and XLA does not exchange the two."""
     kept = ColumnMajor(jnp.ones((48, 32)))

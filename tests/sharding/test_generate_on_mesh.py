@@ -34,7 +34,8 @@ def placed():
 @pytest.mark.parametrize(
     'config',
     [
-        DecodeConfig(max_new_tokens=6, beam_size=3, num_return=2, length_penalty='length', length_penalty_alpha=0.6),
+        # With room for 16 tokens and then for 32, so that the cache is packed on the way.
+        DecodeConfig(max_new_tokens=32, beam_size=3, num_return=2, length_penalty='length', length_penalty_alpha=0.6),
         DecodeConfig(max_new_tokens=6, sample=True, num_return=2, return_log_probs=True),
     ],
     ids=['beams', 'draws'],

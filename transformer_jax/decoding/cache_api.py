@@ -167,8 +167,9 @@ def step(model: nn.Module, params: Params, tokens_B1: jax.Array, cache: Cache) -
 def gather_beams(cache: Cache, index: jax.Array) -> Cache:
     """Returns the cache whose row r continues row index[r] of the old one.
 
-    Keys and values of the source stay: they belong to sentences, and row r to sentence r // (rows / sentences), so
-    index[r] must be a row of the same sentence. With more new rows than old ones it expands sentences to beams.
+    Keys and values of the source stay, and so do slots which beams share: they belong to sentences, and row r to
+    sentence r // (rows / sentences), so index[r] must be a row of the same sentence. With more new rows than old ones
+    it expands sentences to beams.
 
     Args:
       index: (new rows,) numbers of old rows.

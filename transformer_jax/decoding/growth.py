@@ -50,9 +50,12 @@ def slots(prompt: int, room: int, beams: int = 1) -> int:
 def growing_loop(stages: list[int], prompt: int, beams: int = 1) -> Callable[..., Any]:
     """Returns what `jax.lax.while_loop` is to a search, with a cache that grows on the way.
 
-    Beams leave slots behind which are no beam's past any longer, and so do sentences which are done. When a stage is
-    full these are freed, and it goes on if that gives half of its room; where beams soon have most of their past in
-    common, as those of a trained model do, few searches need the later stages.
+    Beams leave slots behind which are no beam's past any longer, and so do sentences which are done. As a stage begins,
+    and when it is full, these are freed, and it goes on if half of its room is free then; where beams soon have most of
+    their past in common, as those of a trained model do, few searches need the later stages. The last stage has room
+    for all without that.
+
+    The state of the search has a `cache` with the slots of `layers.cache.Cache`, and with beams `searching_R`.
 
     Args:
       stages: for how many tokens of an answer each has room if nothing is freed (`rooms`).
@@ -64,21 +67,22 @@ def growing_loop(stages: list[int], prompt: int, beams: int = 1) -> Callable[...
         def fits(state):
             return going_on(state) & (state.cache.filled + beams <= state.cache.capacity)
 
-        def fill(state):
-            return jax.lax.while_loop(fits, advance, state)
-
         def lasts(state):
             needed, capacity = state.cache.needed(state.searching_R), state.cache.capacity
-            return going_on(state) & (needed + (capacity - prompt) // 2 <= capacity)
+            return going_on(state) & (needed + max(beams, (capacity - prompt) // 2) <= capacity)
 
         def free_and_fill(state):
-            return fill(dataclasses.replace(state, cache=state.cache.pack(state.searching_R)))
+            state = dataclasses.replace(state, cache=state.cache.pack(state.searching_R))
+            return jax.lax.while_loop(fits, advance, state)
 
         for room in stages:
             state = dataclasses.replace(state, cache=state.cache.grow(slots(prompt, room, beams)))
-            # The last stage has room for all without that.
-            frees = beams > 1 and room < stages[-1]
-            state = jax.lax.while_loop(lasts, free_and_fill, state) if frees else fill(state)
-        return state
+            if room == stages[-1]:
+                # Were there no room after all, the cache would say so (`Cache.overflow`).
+                return jax.lax.while_loop(going_on, advance, state)
+            if beams > 1:
+                state = jax.lax.while_loop(lasts, free_and_fill, state)
+            else:
+                state = jax.lax.while_loop(fits, advance, state)
 
     return loop

@@ -61,7 +61,7 @@ class Slots:
             index = jnp.expand_dims(index_BS, [i for i in range(1, old.ndim) if i != axis])
             return jnp.take_along_axis(old, index, axis=axis, mode='clip')
 
-        return self._map(take)
+        return self._map(take).placed()
 
     def placed(self) -> Self:
         """Returns the slots laid out over the mesh, rows and heads split."""

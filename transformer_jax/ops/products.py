@@ -66,7 +66,8 @@ def einsum(spec: str, a: jax.Array, b: Matrix, dtype: DTypeLike | None = None) -
     Args:
       spec: an explicit two-operand einsum such as 'BTD,DNH->BTNH'. Each letter stands in at least two of its terms.
       a: activations; its dtype is the compute dtype.
-      b: parameters or activations; rounded to the compute dtype. Other kinds of matrix have products of their own.
+      b: parameters or activations; rounded to the compute dtype. Other kinds of matrix have products of their own, a
+        `ColumnMajor` that over the last axis of `a` whatever the spec's letters.
       dtype: of the result (None: that of `a`).
     """
     if isinstance(b, ColumnMajor):
