@@ -75,14 +75,17 @@ def growing_loop(stages: list[int], prompt: int, beams: int = 1) -> Callable[...
             state = dataclasses.replace(state, cache=state.cache.pack(state.searching_R))
             return jax.lax.while_loop(fits, advance, state)
 
-        for room in stages:
-            state = dataclasses.replace(state, cache=state.cache.grow(slots(prompt, room, beams)))
-            if room == stages[-1]:
-                # Were there no room after all, the cache would say so (`Cache.overflow`).
-                return jax.lax.while_loop(going_on, advance, state)
+        def grown(state, room):
+            return dataclasses.replace(state, cache=state.cache.grow(slots(prompt, room, beams)))
+
+        *earlier, last = stages
+        for room in earlier:
+            state = grown(state, room)
             if beams > 1:
                 state = jax.lax.while_loop(lasts, free_and_fill, state)
             else:
                 state = jax.lax.while_loop(fits, advance, state)
+        # Were there no room after all, the cache would say so (`Cache.overflow`).
+        return jax.lax.while_loop(going_on, advance, grown(state, last))
 
     return loop

@@ -71,6 +71,7 @@ class Linear(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         config = self.config
         fan_in, fan_out = math.prod(self.shape[: self.inputs]), math.prod(self.shape[self.inputs :])
+        # Laid out for steps it has another shape, which Flax would refuse in a parameter.
         kernel = self.get_variable('params', 'kernel')
         if not isinstance(kernel, ColumnMajor):
             init = nn.with_logical_partitioning(kernel_init(config, fan_in, fan_out, self.gain), tuple(self.axes))
